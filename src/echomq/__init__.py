@@ -1,0 +1,1 @@
+"""EchoMQ: a reliable job queue for Python on Redis or Valkey."""

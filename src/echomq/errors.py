@@ -1,0 +1,211 @@
+"""Every error that EchoMQ raises, in one tree.
+
+    EchoMQError
+    ├── InvalidOption (also ValueError)      an argument breaks a rule; nothing was changed
+    ├── EncodingError (also ValueError)      a value cannot be written as JSON; nothing was changed
+    ├── UnknownJob (also LookupError)        no job of that id
+    ├── UnknownTask (also LookupError)       this worker knows no task of that name
+    ├── JobFailed                            result(): the job failed; has the reason
+    ├── JobRemoved                           result(): the job was removed before it ended
+    ├── ResultUnavailable                    result(): the job completed, its result could not be encoded
+    ├── ResultTimeout (also TimeoutError)    result(): not ended in time; the job goes on
+    ├── StateError                           the job is not where this change needs it
+    │   ├── LockLost                         another worker owns the job now, or its lock has gone
+    │   └── JobLocked                        a worker is running the job
+    ├── BulkAddError                         a bulk add stopped half-way; says what became of each job
+    ├── ServerError                          the server answered with an error
+    │   ├── StaleCall                        a late copy of a call that was answered long ago; refused
+    │   └── BrokenKey                        a key holds what the protocol does not allow there; nothing was changed
+    ├── UnsupportedServer                    this server cannot be used; says why and what to do
+    ├── ServerUnavailable (also ConnectionError)   no server: the call was not carried out
+    └── ConnectionLost (also ConnectionError)      the call was sent, its reply never came: outcome unknown
+
+    Outcome (a handler raises these; they are not failures of EchoMQ)
+    ├── Unrecoverable                        fail now, whatever attempts are left
+    ├── RetryLater                           run again after a time, without using an attempt
+    └── RateLimited                          put back to the front, and pause fetching for a time
+
+Attributes carry the facts; messages are for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+
+class EchoMQError(Exception):
+    """Base of every error that EchoMQ raises."""
+
+
+class InvalidOption(EchoMQError, ValueError):
+    """An argument breaks a rule. The message names the value, the rule and the remedy; nothing was changed."""
+
+
+class EncodingError(EchoMQError, ValueError):
+    """A value cannot be written as JSON.
+
+    Attributes:
+        path: where in the value it stands, such as ``data.items[3].price``.
+    """
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class UnknownJob(EchoMQError, LookupError):
+    """The queue has no job of this id.
+
+    Attributes:
+        job_id: the id that was asked for.
+    """
+
+    def __init__(self, job_id: str, queue: str) -> None:
+        super().__init__(f"queue {queue!r} has no job {job_id!r}: it was never added, or it was removed")
+        self.job_id = job_id
+
+
+class UnknownTask(EchoMQError, LookupError):
+    """A job names a task that this worker does not know."""
+
+
+class JobFailed(EchoMQError):
+    """The job that ``result()`` waited for failed.
+
+    Attributes:
+        job_id: its id.
+        reason: the message of the error that ended it.
+    """
+
+    def __init__(self, job_id: str, reason: str) -> None:
+        super().__init__(f"job {job_id!r} failed: {reason}")
+        self.job_id = job_id
+        self.reason = reason
+
+
+class JobRemoved(EchoMQError):
+    """The job that ``result()`` waited for was removed, so its outcome can no longer be read."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(
+            f"job {job_id!r} is gone: it was removed, or its retention (remove_on_complete, remove_on_fail) "
+            "removed it before its result was read"
+        )
+        self.job_id = job_id
+
+
+class ResultUnavailable(EchoMQError):
+    """The job completed, but what its handler returned could not be encoded."""
+
+    def __init__(self, job_id: str, reason: str) -> None:
+        super().__init__(f"job {job_id!r} completed, but its result could not be stored: {reason}")
+        self.job_id = job_id
+        self.reason = reason
+
+
+class ResultTimeout(EchoMQError, TimeoutError):
+    """``result(timeout)`` gave up waiting. The job itself goes on."""
+
+
+class StateError(EchoMQError):
+    """The job is not in the state that this change needs."""
+
+
+class LockLost(StateError):
+    """The job's lock has gone or belongs to another worker; nothing more is written for this run."""
+
+
+class JobLocked(StateError):
+    """The job is being run by a worker, so it cannot be removed now."""
+
+
+class BulkAddError(EchoMQError):
+    """A bulk add stopped half-way.
+
+    Attributes:
+        added: ids of the jobs that are in the queue, in order.
+        unknown: positions (in the input) of jobs that were sent and never answered: they may be in the queue.
+        not_added: positions of jobs that surely are not in the queue.
+    """
+
+    def __init__(self, message: str, *, added: Sequence[str], unknown: Sequence[int], not_added: Sequence[int]) -> None:
+        super().__init__(message)
+        self.added = list(added)
+        self.unknown = list(unknown)
+        self.not_added = list(not_added)
+
+
+class ServerError(EchoMQError):
+    """The server answered with an error.
+
+    Attributes:
+        code: the first word of the answer, such as ``WRONGTYPE`` or ``OOM``.
+    """
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code if code is not None else message.partition(" ")[0]
+
+
+class StaleCall(ServerError):
+    """A late copy of a call that was answered long ago. The server refused it; nothing was changed."""
+
+
+class BrokenKey(ServerError):
+    """A key of the queue holds something that the protocol does not allow there. Nothing was changed."""
+
+
+class UnsupportedServer(EchoMQError):
+    """This server cannot be used; the message says why and what to do."""
+
+
+class ServerUnavailable(EchoMQError, ConnectionError):
+    """The server cannot be reached, or refuses work for now. The call was surely not carried out."""
+
+
+class ConnectionLost(EchoMQError, ConnectionError):
+    """The call was sent and its reply never came: it may or may not have been carried out."""
+
+
+class Outcome(Exception):
+    """Base of what a handler raises to choose how its run ends."""
+
+
+class Unrecoverable(Outcome):
+    """Fail the job now, whatever attempts it has left.
+
+    Example:
+        >>> raise Unrecoverable("card 4111… was reported stolen")
+    """
+
+
+class RetryLater(Outcome):
+    """Run the job again after a time, without using one of its attempts.
+
+    Args:
+        after: seconds, or a ``timedelta``.
+        message: why, for the log.
+
+    Example:
+        >>> raise RetryLater(30, "the seat map is being rebuilt")
+    """
+
+    def __init__(self, after: float | timedelta, message: str = "") -> None:
+        super().__init__(message or f"asked to run again after {after}")
+        self.after = after
+
+
+class RateLimited(Outcome):
+    """Put the job back to the front of the queue and pause fetching, as the far side asks.
+
+    Args:
+        after: seconds, or a ``timedelta``, for which this queue's workers fetch nothing.
+
+    Example:
+        >>> raise RateLimited(after=12.5)
+    """
+
+    def __init__(self, after: float | timedelta, message: str = "") -> None:
+        super().__init__(message or f"rate limited for {after}")
+        self.after = after
