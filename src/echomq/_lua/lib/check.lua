@@ -1,0 +1,50 @@
+--- Looks at a key before the first write. A script is not rolled back when it fails, so what could make a later
+--- command fail is found here: the error names the key, and nothing has changed yet.
+
+local M = {}
+
+local function length(command, key, kind)
+  local found = redis.pcall(command, key)
+  if type(found) ~= "number" then
+    error("BROKEN " .. key .. " must be a " .. kind, 0)
+  end
+  return found
+end
+
+function M.list(key) return length("LLEN", key, "list") end
+function M.set(key) return length("SCARD", key, "set") end
+function M.zset(key) return length("ZCARD", key, "sorted set") end
+function M.hash(key) return length("HLEN", key, "hash") end
+function M.stream(key) return length("XLEN", key, "stream") end
+
+--- The text of a string key, or false.
+function M.text(key)
+  local found = redis.pcall("GET", key)
+  if type(found) == "table" then
+    error("BROKEN " .. key .. " must be a string", 0)
+  end
+  return found
+end
+
+--- The value of a counter, 0 when it is absent.
+function M.counter(key)
+  local found = M.text(key)
+  if not found then
+    return 0
+  end
+  if not string.find(found, "^%-?%d+$") then
+    error("BROKEN " .. key .. " must be a whole number", 0)
+  end
+  return tonumber(found)
+end
+
+--- The named fields of a hash.
+function M.fields(key, ...)
+  local found = redis.pcall("HMGET", key, ...)
+  if found.err then
+    error("BROKEN " .. key .. " must be a hash", 0)
+  end
+  return found
+end
+
+return M

@@ -1,0 +1,69 @@
+--- @use check new_job
+--- The end of a deduplicated job (protocol 7.4, 7.5).
+
+local M = {}
+
+--- Reads what the functions below need; raises BROKEN. The owner's key, and the job to add once this one is done, if any.
+function M.look(q, deid)
+  local key = q.base .. "de:" .. deid
+  local next_key = q.base .. "dn:" .. deid
+  local found = { key = key, next_key = next_key, owner = check.text(key) }
+  if check.hash(next_key) > 0 then
+    check.counter(q.id)
+    check.counter(q.pc)
+    local payload = check.fields(next_key, "name", "data", "opts", "jid", "pk", "pd", "pdk", "rjk")
+    local readable, opts = pcall(cjson.decode, payload[3] or "{}")
+    if not readable or type(opts) ~= "table" then
+      error("BROKEN " .. next_key .. " has opts that are no JSON object", 0)
+    end
+    if payload[7] then
+      check.set(payload[7])
+    end
+    found.payload, found.opts = payload, opts
+  end
+  return found
+end
+
+--- The job is completed or failed for good: its deduplication id is free again, unless it has a time of its own.
+function M.release(found, job_id)
+  local ttl = redis.call("PTTL", found.key)
+  if ttl == 0 or (ttl == -1 and found.owner == job_id) then
+    redis.call("DEL", found.key)
+  end
+end
+
+--- Adds the job that keepLastIfActive has stored while this one ran. Returns "runnable", "delayed" or nil.
+function M.add_next(q, found, deid, now, now_text)
+  if not found.payload then
+    return nil
+  end
+  local payload, opts = found.payload, found.opts
+  local number = string.format("%.0f", redis.call("INCR", q.id))
+  local id = payload[4] or number
+  local de = type(opts.de) == "table" and opts.de or {}
+  local ttl = tonumber(de.ttl)
+  if ttl and ttl > 0 and not de.keepLastIfActive then
+    redis.call("SET", found.key, id, "PX", string.format("%.0f", ttl))
+  else
+    redis.call("SET", found.key, id)
+  end
+  local delay = type(opts.delay) == "number" and opts.delay > 0 and opts.delay or 0
+  local priority = tonumber(opts.priority) or 0
+  local extra = { "deid", deid }
+  for name, at in pairs({ parentKey = 5, parent = 6, rjk = 8 }) do
+    if payload[at] then
+      extra[#extra + 1] = name
+      extra[#extra + 1] = payload[at]
+    end
+  end
+  new_job.store(q, id, payload[1] or "", payload[2] or "{}", payload[3] or "{}", now_text,
+    string.format("%.0f", delay), string.format("%.0f", priority), extra)
+  local kind = new_job.put(q, id, now, delay, priority, opts.lifo)
+  if payload[7] then
+    redis.call("SADD", payload[7], q.base .. id)
+  end
+  redis.call("DEL", found.next_key)
+  return kind
+end
+
+return M

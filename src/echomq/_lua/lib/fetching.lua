@@ -1,0 +1,193 @@
+--- @use place promotion queue_meta
+--- Takes jobs into `active`, each under a lock (protocol 3.4). Limits hold as if the jobs came one by one.
+
+local M = {}
+
+local MAX_BYTES = 1048576
+M.PAUSED, M.MAXED, M.LIMITED, M.MORE_DUE = 1, 2, 4, 8
+
+--- The next ids in order of service, still where they are: those of wait, then those of prioritized.
+local function candidates(q, wanted)
+  local waiting = redis.call("LRANGE", q.wait, tostring(-wanted), "-1")
+  local ids = {}
+  for index = #waiting, 1, -1 do
+    ids[#ids + 1] = waiting[index]
+  end
+  local from_wait = #ids
+  if from_wait < wanted then
+    local ranked = redis.call("ZRANGE", q.prioritized, "0", tostring(wanted - from_wait - 1))
+    for _, id in ipairs(ranked) do
+      ids[#ids + 1] = id
+    end
+    if #ranked < wanted - from_wait then
+      redis.call("DEL", q.pc)   -- prioritized ends here: ties may count from the start again
+    end
+  end
+  return ids, from_wait
+end
+
+--- How many jobs the rate window still admits, and the milliseconds until it opens again (0 if it is open).
+local function window(q, settings, limiter_max)
+  local max = settings.max or limiter_max
+  if not max then
+    return math.huge, 0, nil
+  end
+  local used = tonumber(redis.call("GET", q.limiter) or "0") or 0
+  if used >= max then
+    local left = redis.call("PTTL", q.limiter)
+    if left > 0 then
+      return 0, left, max
+    elseif left == 0 then
+      redis.call("DEL", q.limiter)
+      used = 0
+    else
+      return math.huge, 0, max   -- without an expiry the counter says nothing (protocol 3.4, step 3)
+    end
+  end
+  return max - used, 0, max
+end
+
+--- Moves up to `wanted` jobs into active and adds `id, hash` of each to `reply`.
+--- want: count, token, lock_ms, worker, limiter_max, limiter_ms. Returns how many, flags, milliseconds of the
+--- rate limit, the next due time (text, "0" if none), and ids that had no job.
+function M.run(q, settings, want, now, now_text, reply)
+  local flags = 0
+  local promoted, more_due = promotion.run(q, now)
+  if more_due then
+    flags = flags + M.MORE_DUE
+  end
+  local closed = queue_meta.closed(settings, q.active)
+  if promoted > 0 and not closed then
+    place.mark(q.marker)
+  end
+  local admitted, limited_ms, max = window(q, settings, want.limiter_max)
+  local wanted = math.min(want.count, admitted)
+  if limited_ms > 0 then
+    flags = flags + M.LIMITED
+  end
+  if settings.paused then
+    flags = flags + M.PAUSED
+    wanted = 0
+  elseif settings.concurrency then
+    local slots = settings.concurrency - redis.call("LLEN", q.active)
+    if slots <= 0 then
+      flags = flags + M.MAXED
+    end
+    wanted = math.min(wanted, slots)
+  end
+
+  local taken, counted, dropped = 0, 0, {}
+  if wanted > 0 then
+    local ids, from_wait = candidates(q, wanted)
+    local jobs, broken, bytes, last = {}, {}, 0, 0
+    for index, id in ipairs(ids) do
+      local hash = redis.pcall("HGETALL", q.base .. id)
+      if hash.err then
+        broken[index] = true
+      elseif #hash > 0 then
+        jobs[index] = hash
+        for at = 2, #hash, 2 do
+          bytes = bytes + #hash[at]
+        end
+      end
+      last = index
+      if bytes >= MAX_BYTES then
+        break
+      end
+    end
+    if last > 0 then
+      local moved, lost_waiting, lost_ranked = {}, {}, {}
+      for index = 1, last do
+        if jobs[index] then
+          moved[#moved + 1] = ids[index]
+        end
+        if index > from_wait then
+          lost_ranked[#lost_ranked + 1] = ids[index]
+        else
+          lost_waiting[#lost_waiting + 1] = ids[index]
+        end
+      end
+      if #moved > 0 then
+        redis.call("LPUSH", q.active, unpack(moved))
+      end
+      for index = 1, last do
+        local id = ids[index]
+        if broken[index] then   -- what stands there is no job; once in failed it is not fetched again and again
+          redis.call("ZADD", q.failed, now_text, id)
+          redis.call("XADD", q.events, "*", "event", "failed", "jobId", id,
+            "failedReason", "the key of this job is not a hash", "prev", "waiting")
+          dropped[#dropped + 1] = id
+        elseif not jobs[index] and string.sub(id, 1, 2) ~= "0:" then
+          dropped[#dropped + 1] = id
+        end
+      end
+      if #lost_waiting > 0 then
+        redis.call("LTRIM", q.wait, "0", tostring(-#lost_waiting - 1))
+      end
+      if #lost_ranked > 0 then
+        redis.call("ZREM", q.prioritized, unpack(lost_ranked))
+      end
+      for index = 1, last do
+        local hash = jobs[index]
+        if hash then
+          local id = ids[index]
+          local key = q.base .. id
+          local starts, deferred = 0, false
+          for at = 1, #hash, 2 do
+            if hash[at] == "ats" then
+              starts = tonumber(hash[at + 1]) or 0
+            elseif hash[at] == "defa" then
+              deferred = true
+            end
+          end
+          local starts_text = place.whole(starts + 1)
+          redis.call("SET", key .. ":lock", want.token, "PX", want.lock_ms)
+          redis.call("XADD", q.events, "*", "event", "active", "jobId", id, "prev", "waiting")
+          if want.worker ~= "" then
+            redis.call("HSET", key, "processedOn", now_text, "ats", starts_text, "pb", want.worker)
+          else
+            redis.call("HSET", key, "processedOn", now_text, "ats", starts_text)
+          end
+          local size = #hash
+          hash[size + 1], hash[size + 2] = "ats", starts_text
+          hash[size + 3], hash[size + 4] = "processedOn", now_text
+          reply[#reply + 1] = id
+          reply[#reply + 1] = hash
+          taken = taken + 1
+          if not deferred then
+            counted = counted + 1
+          end
+        end
+      end
+    end
+  end
+
+  if taken > 0 then
+    if max and counted > 0 then
+      local used = redis.call("INCRBY", q.limiter, tostring(counted))
+      if used == counted then
+        redis.call("PEXPIRE", q.limiter, want.limiter_ms or place.whole(settings.duration or 1000))
+      end
+    end
+    redis.call("ZADD", q.marker, "0", "0")   -- wakes the next worker, whatever is left (protocol 3.4, 7f)
+  end
+  local next_due = "0"
+  local first = redis.call("ZRANGE", q.delayed, "0", "0", "WITHSCORES")
+  if first[2] then
+    next_due = place.whole(math.floor(tonumber(first[2]) / place.TICK))
+  end
+  return taken, flags, limited_ms, next_due, dropped
+end
+
+--- Does what is kept of a fetch come back: the jobs whose lock still carries this call's token.
+function M.again(q, token, ids, reply)
+  for _, id in ipairs(ids) do
+    if redis.call("GET", q.base .. id .. ":lock") == token then
+      reply[#reply + 1] = id
+      reply[#reply + 1] = redis.call("HGETALL", q.base .. id)
+    end
+  end
+  return reply
+end
+
+return M

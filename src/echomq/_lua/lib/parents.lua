@@ -1,0 +1,120 @@
+--- @use check place queue_keys queue_meta
+--- What the end of a child does to its parent (protocol 8.3, 8.4, 8.5). `look` comes before the first write.
+
+local M = {}
+
+--- Reads all that the functions below touch; raises BROKEN. Returns the parent as they want it, or nil if it is gone.
+function M.look(parent_key)
+  local base, id = queue_keys.split(parent_key)
+  if not base then
+    error("BROKEN " .. parent_key .. " must be the full key of a parent", 0)
+  end
+  local fields = check.fields(parent_key, "name", "priority", "delay")
+  if not fields[1] and redis.call("EXISTS", parent_key) == 0 then
+    return nil
+  end
+  local q = queue_keys.of(base)
+  check.set(parent_key .. ":dependencies")
+  check.hash(parent_key .. ":processed")
+  check.hash(parent_key .. ":failed")
+  check.zset(parent_key .. ":unsuccessful")
+  check.list(q.wait)
+  check.list(q.active)
+  check.zset(q.prioritized)
+  check.zset(q.delayed)
+  check.zset(q.waiting_children)
+  check.zset(q.failed)
+  check.zset(q.marker)
+  check.stream(q.events)
+  check.counter(q.pc)
+  return {
+    key = parent_key, id = id, q = q, settings = queue_meta.read(q.meta),
+    priority = tonumber(fields[2] or "0") or 0, delay = tonumber(fields[3] or "0") or 0,
+  }
+end
+
+--- Out of waiting-children and to where it runs. The caller knows that it sits there no more.
+local function place_released(parent, delay, now)
+  local q, id = parent.q, parent.id
+  if delay > 0 then
+    local due = now + delay
+    redis.call("ZADD", q.delayed, place.whole(due * place.TICK), id)
+    redis.call("XADD", q.events, "*", "event", "delayed", "jobId", id, "delay", place.whole(due))
+    place.mark_delayed(q.delayed, q.marker)
+    return
+  end
+  if parent.priority > 0 then
+    redis.call("ZADD", q.prioritized, place.score(parent.priority, q.pc), id)
+  else
+    redis.call("RPUSH", q.wait, id)
+  end
+  if not queue_meta.closed(parent.settings, q.active) then
+    place.mark(q.marker)
+  end
+  redis.call("XADD", q.events, "*", "event", "waiting", "jobId", id, "prev", "waiting-children")
+end
+
+--- Releases the parent if nothing is pending (8.3).
+local function release_if_free(parent, now)
+  if redis.call("SCARD", parent.key .. ":dependencies") == 0
+    and redis.call("ZREM", parent.q.waiting_children, parent.id) == 1 then
+    place_released(parent, parent.delay, now)
+  end
+end
+
+--- A child completed.
+function M.child_completed(parent, child_key, value, now)
+  if redis.call("SREM", parent.key .. ":dependencies", child_key) == 1 then
+    redis.call("HSET", parent.key .. ":processed", child_key, value)
+    release_if_free(parent, now)
+  end
+end
+
+--- A child failed for good; `policy` is one of fpof, cpof, idof, rdof, or nil (8.4).
+function M.child_failed(parent, policy, child_key, reason, now, now_text)
+  if not policy or redis.call("SREM", parent.key .. ":dependencies", child_key) == 0 then
+    return
+  end
+  local q = parent.q
+  if policy == "fpof" then
+    redis.call("ZADD", parent.key .. ":unsuccessful", now_text, child_key)
+    local deferred = "child " .. child_key .. " failed"
+    if redis.call("ZREM", q.waiting_children, parent.id) == 1 then
+      redis.call("HSET", parent.key, "defa", deferred)
+      place_released(parent, parent.delay, now)
+    elseif redis.call("ZREM", q.delayed, parent.id) == 1 then
+      redis.call("HSET", parent.key, "delay", "0", "defa", deferred)
+      place_released(parent, 0, now)
+    elseif not redis.call("ZSCORE", q.failed, parent.id) then
+      redis.call("HSET", parent.key, "defa", deferred)
+    end
+  elseif policy == "cpof" then
+    redis.call("HSET", parent.key .. ":failed", child_key, reason)
+    if redis.call("ZREM", q.waiting_children, parent.id) == 1 then
+      place_released(parent, parent.delay, now)
+    end
+  elseif policy == "idof" then
+    release_if_free(parent, now)
+    redis.call("HSET", parent.key .. ":failed", child_key, reason)
+  else
+    release_if_free(parent, now)
+  end
+end
+
+--- A child is removed while it may still be pending: it is detached, and the parent released (8.5, soft).
+function M.child_removed(parent, child_key)
+  if redis.call("SREM", parent.key .. ":dependencies", child_key) == 0
+    or redis.call("SCARD", parent.key .. ":dependencies") > 0 then
+    return
+  end
+  local q = parent.q
+  if redis.call("ZREM", q.waiting_children, parent.id) == 1 then
+    redis.call("RPUSH", q.wait, parent.id)
+    if not queue_meta.closed(parent.settings, q.active) then
+      place.mark(q.marker)
+    end
+    redis.call("XADD", q.events, "*", "event", "waiting", "jobId", parent.id, "prev", "waiting-children")
+  end
+end
+
+return M

@@ -1,0 +1,55 @@
+--- Where a job that can run, or will run later, is put (protocol 3.2, 4, 5).
+
+local M = {}
+
+local CLASS = 4294967296   -- one priority's share of the score (5.2)
+local TICK = 4096          -- one millisecond's share of the score of a delayed job (5.1)
+M.CLASS, M.TICK = CLASS, TICK
+
+local function whole(number)
+  return string.format("%.0f", number)
+end
+M.whole = whole
+
+--- A fresh score of a priority: after all that are there now.
+function M.score(priority, pc)
+  return whole(priority * CLASS + redis.call("INCR", pc) % CLASS)
+end
+
+--- The score before all others of its class, not below the class.
+function M.front_score(priority, prioritized, pc)
+  local first = redis.call("ZRANGEBYSCORE", prioritized, whole(priority * CLASS),
+    whole((priority + 1) * CLASS - 1), "WITHSCORES", "LIMIT", "0", "1")
+  if not first[2] then
+    return M.score(priority, pc)
+  end
+  return whole(math.max(tonumber(first[2]) - 1, priority * CLASS))
+end
+
+--- The score of a due time: ties keep their order, up to 4096 in a millisecond.
+function M.due_score(delayed, due)
+  local low, high = due * TICK, (due + 1) * TICK - 1
+  local last = redis.call("ZREVRANGEBYSCORE", delayed, whole(high), whole(low), "WITHSCORES", "LIMIT", "0", "1")
+  if not last[2] then
+    return whole(low)
+  end
+  return whole(math.min(tonumber(last[2]) + 1, high))
+end
+
+--- The base marker: a job may be runnable now. The caller has looked whether the queue is paused or maxed.
+function M.mark(marker)
+  redis.call("ZADD", marker, "0", "0")
+end
+
+--- The delay marker: when the earliest delayed job becomes due. Returns that time, or nil.
+function M.mark_delayed(delayed, marker)
+  local first = redis.call("ZRANGE", delayed, "0", "0", "WITHSCORES")
+  if not first[2] then
+    return nil
+  end
+  local due = tonumber(first[2]) / TICK
+  redis.call("ZADD", marker, string.format("%.17g", due), "1")
+  return due
+end
+
+return M

@@ -1,0 +1,34 @@
+--- @use check
+--- The settings of a queue (protocol 1.4), read once a call.
+
+local M = {}
+
+local DEFAULT_MAX_EVENTS = "10000"
+
+--- paused, concurrency, max, duration (numbers or nil), max_events (text).
+function M.read(meta)
+  local found = check.fields(meta, "paused", "concurrency", "max", "duration", "opts.maxLenEvents")
+  return {
+    paused = found[1] and true or false,
+    concurrency = found[2] and tonumber(found[2]),
+    max = found[3] and tonumber(found[3]),
+    duration = found[4] and tonumber(found[4]),
+    max_events = found[5] and tonumber(found[5]) and found[5] or DEFAULT_MAX_EVENTS,
+    events_unset = not found[5],
+  }
+end
+
+--- Writes the default length of the event log where none is set, as every writer of events does.
+function M.write_default(meta, settings)
+  if settings.events_unset then
+    redis.call("HSET", meta, "opts.maxLenEvents", DEFAULT_MAX_EVENTS)
+    settings.events_unset = false
+  end
+end
+
+--- "Paused or maxed" (protocol 0): no worker may take a job now.
+function M.closed(settings, active)
+  return settings.paused or (settings.concurrency and redis.call("LLEN", active) >= settings.concurrency) or false
+end
+
+return M

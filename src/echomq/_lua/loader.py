@@ -1,0 +1,259 @@
+"""Reads the Lua files, resolves what they share, and knows where an error comes from.
+
+A script is one transition. Its header, read by this module, is its contract::
+
+    --- Gives an active job back.                 what it does, in a line
+    --- @key wait                                 KEYS, in order; the file name ends in their number
+    --- @arg token                                ARGV after the common ones, in order
+    --- @arg count number                         … turned into a number
+    --- @rest                                     more arguments follow: `rest` is the index of the first
+    --- @use place events                         files of lib/, with what they use in turn
+    --- @lane                                     replies are kept and answered again (docs/architecture.md)
+    --- @returns now, code…
+
+From it the loader generates the local names (no line of ours says ``KEYS[7]``), and for a ``@lane`` script the
+prelude that answers a repeated call from the record of its reply. With ``@lane custom`` the script itself
+rebuilds its reply from the record, which it finds in ``kept``.
+
+Every script takes two common arguments first, ``base`` (``{prefix}:{queue}:``) and ``clock_given`` (milliseconds injected
+by tests, else empty: the server's own time); a lane script three more, ``lane``, ``number`` and ``resent``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+COMMON_ARGS = ("base", "clock_given")
+LANE_ARGS = ("lane", "number", "resent")
+
+_TAG = re.compile(r"^--- @(\w+)\s*(.*)$")
+_AT_LINE = re.compile(r"user_script:(\d+)")
+
+_LANE_PRELUDE = """\
+local kept = calls_kept.find(calls, lane, number)
+"""
+_LANE_REPLAY = "if kept then return kept end\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One transition, ready to be sent to a server.
+
+    Attributes:
+        name: the file's name without its ending, such as ``moveToActive-11``.
+        source: the assembled Lua text.
+        sha: its SHA-1, by which the server knows it.
+        keys: the names of its KEYS, in order.
+        args: the names of its ARGV, in order, the common ones first.
+        lane: whether its replies are kept for repeated calls.
+        returns: the ``@returns`` line.
+    """
+
+    name: str
+    source: str
+    sha: str
+    keys: tuple[str, ...]
+    args: tuple[str, ...]
+    rest: bool
+    lane: bool
+    returns: str
+    origin: tuple[tuple[str, int], ...] = field(repr=False)
+
+    def locate(self, message: str) -> str:
+        """Says where in our files an error message of the server points to, or ``""``.
+
+        >>> script("moveToActive-11").locate("ERR … on @user_script:1.")
+        'scripts/fetch/moveToActive-11.lua:0'
+        """
+        found = _AT_LINE.search(message)
+        if found is None:
+            return ""
+        line = int(found[1])
+        if not 1 <= line <= len(self.origin):
+            return ""
+        path, number = self.origin[line - 1]
+        return f"{path}:{number}"
+
+
+@dataclass(slots=True)
+class _File:
+    path: str
+    body: list[str]
+    keys: list[str] = field(default_factory=list)
+    args: list[tuple[str, bool]] = field(default_factory=list)
+    rest: bool = False
+    uses: list[str] = field(default_factory=list)
+    lane: str | None = None
+    returns: str = ""
+
+
+class LuaHeaderError(Exception):
+    """A Lua file's header breaks the rules above."""
+
+
+def _parse(path: str, text: str) -> _File:
+    parsed = _File(path, text.splitlines())
+    for line in parsed.body:
+        tag = _TAG.match(line)
+        if tag is None:
+            continue
+        word, value = tag[1], tag[2].strip()
+        match word:
+            case "key":
+                parsed.keys.append(value)
+            case "arg":
+                name, _, kind = value.partition(" ")
+                if kind not in ("", "number"):
+                    raise LuaHeaderError(f"{path}: @arg {name} has kind {kind!r}; it may be left out or 'number'")
+                parsed.args.append((name, kind == "number"))
+            case "rest":
+                parsed.rest = True
+            case "use":
+                parsed.uses.extend(value.split())
+            case "lane":
+                if value not in ("", "custom"):
+                    raise LuaHeaderError(f"{path}: @lane {value!r}; it may be left out or 'custom'")
+                parsed.lane = value or "plain"
+            case "returns":
+                parsed.returns = value
+            case _:
+                raise LuaHeaderError(f"{path}: unknown tag @{word}")
+    return parsed
+
+
+def _resolve(names: list[str], libs: dict[str, _File]) -> list[str]:
+    """Orders libraries so that each comes after those it uses; a cycle is an error."""
+    ordered: list[str] = []
+    open_names: list[str] = []
+
+    def visit(name: str, wanted_by: str) -> None:
+        if name in ordered:
+            return
+        if name in open_names:
+            raise LuaHeaderError(f"lib/{name}.lua uses itself, through {' -> '.join([*open_names, name])}")
+        if name not in libs:
+            raise LuaHeaderError(f"{wanted_by} uses lib/{name}.lua, which does not exist")
+        open_names.append(name)
+        for used in libs[name].uses:
+            visit(used, f"lib/{name}.lua")
+        open_names.pop()
+        ordered.append(name)
+
+    for name in names:
+        visit(name, "script")
+    return ordered
+
+
+def _bindings(parsed: _File) -> tuple[str, tuple[str, ...]]:
+    if parsed.lane and "calls" not in parsed.keys:
+        raise LuaHeaderError(f"{parsed.path}: a @lane script needs @key calls")
+    names = [*COMMON_ARGS, *(LANE_ARGS if parsed.lane else ()), *(name for name, _ in parsed.args)]
+    numeric = {name for name, is_number in parsed.args if is_number} | {"number"}
+    values = [
+        f"tonumber(ARGV[{index}])" if name in numeric else f"ARGV[{index}]" for index, name in enumerate(names, start=1)
+    ]
+    text = ""
+    if parsed.keys:
+        slots = ", ".join(f"KEYS[{index}]" for index in range(1, len(parsed.keys) + 1))
+        text += f"local {', '.join(parsed.keys)} = {slots}\n"
+    text += f"local {', '.join(names)} = {', '.join(values)}\n"
+    if parsed.rest:
+        text += f"local rest = {len(names) + 1}\n"
+    return text, tuple(names)
+
+
+def assemble(name: str, parsed: _File, libs: dict[str, _File]) -> Script:
+    """Joins a script with what it uses, and keeps a map from its lines to the files."""
+    count = name.rpartition("-")[2]
+    if count != str(len(parsed.keys)):
+        raise LuaHeaderError(f"{parsed.path}: the name says {count} keys, the header has {len(parsed.keys)}")
+    bindings, names = _bindings(parsed)
+    uses = [*parsed.uses, *(["calls_kept"] if parsed.lane else [])]
+    lines: list[str] = []
+    origin: list[tuple[str, int]] = []
+
+    def emit(text: list[str], path: str, first: int = 1) -> None:
+        lines.extend(text)
+        origin.extend((path, first + offset) for offset in range(len(text)))
+
+    def generated(text: str) -> None:
+        made = text.splitlines()
+        lines.extend(made)
+        origin.extend((parsed.path, 0) for _ in made)
+
+    generated(bindings)
+    for lib in _resolve(uses, libs):
+        generated(f"local {lib} = (function()")
+        emit(libs[lib].body, libs[lib].path)
+        generated("end)()")
+    if parsed.lane:
+        generated(_LANE_PRELUDE)
+        if parsed.lane == "plain":
+            generated(_LANE_REPLAY)
+    emit(parsed.body, parsed.path)
+    source = "\n".join(lines) + "\n"
+    return Script(
+        name=name,
+        source=source,
+        sha=hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest(),
+        keys=tuple(parsed.keys),
+        args=names,
+        rest=parsed.rest,
+        lane=parsed.lane is not None,
+        returns=parsed.returns,
+        origin=tuple(origin),
+    )
+
+
+def _lua_files(folder: Traversable) -> dict[str, Traversable]:
+    found: dict[str, Traversable] = {}
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            found |= {f"{entry.name}/{path}": file for path, file in _lua_files(entry).items()}
+        elif entry.name.endswith(".lua"):
+            found[entry.name] = entry
+    return found
+
+
+@cache
+def libraries() -> dict[str, _File]:
+    """The files of ``lib/``, by name."""
+    found = _lua_files(files(__package__) / "lib")
+    return {path.removesuffix(".lua"): _parse(f"lib/{path}", file.read_text("utf-8")) for path, file in found.items()}
+
+
+@cache
+def scripts() -> dict[str, Script]:
+    """Every script, by name."""
+    found = _lua_files(files(__package__) / "scripts")
+    made: dict[str, Script] = {}
+    for path, file in sorted(found.items()):
+        name = path.rpartition("/")[2].removesuffix(".lua")
+        made[name] = assemble(name, _parse(f"scripts/{path}", file.read_text("utf-8")), libraries())
+    return made
+
+
+def script(name: str) -> Script:
+    """The script of this name."""
+    return scripts()[name]
+
+
+def main() -> None:
+    """Writes every assembled script into a folder, for linters: ``python -m echomq._lua.loader --assemble DIR``."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--assemble", metavar="DIR", type=Path, required=True)
+    folder: Path = parser.parse_args().assemble
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in scripts().values():
+        (folder / f"{made.name}.lua").write_text(made.source, "utf-8")
+
+
+if __name__ == "__main__":
+    main()

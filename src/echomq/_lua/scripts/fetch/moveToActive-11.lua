@@ -1,0 +1,73 @@
+--- Takes up to `count` jobs into active, each under a lock (protocol 3.4).
+--- @key wait
+--- @key active
+--- @key prioritized
+--- @key delayed
+--- @key failed
+--- @key limiter
+--- @key meta
+--- @key events
+--- @key marker
+--- @key paused
+--- @key calls
+--- @arg count number
+--- @arg lock_ms
+--- @arg worker
+--- @arg limiter_max
+--- @arg limiter_ms
+--- @use clock check queue_meta paused_list neighbours fetching place
+--- @lane custom
+--- @returns now, codes (none), flags, milliseconds of a rate limit, next due time, ids without a job, then id and hash of each job
+
+local token = lane .. ":" .. place.whole(number)
+local q = {
+  base = base, wait = wait, active = active, prioritized = prioritized, delayed = delayed, failed = failed,
+  limiter = limiter, events = events, marker = marker, paused = paused, pc = base .. "pc",
+}
+if kept then
+  local reply = { kept[1], kept[2], kept[3], kept[4], kept[5], kept[6] }
+  local ids = {}
+  for index = 7, #kept do
+    ids[#ids + 1] = kept[index]
+  end
+  return fetching.again(q, token, ids, reply)
+end
+
+local settings = queue_meta.read(meta)
+if not settings.paused and resent ~= "1" and check.list(wait) == 0 and check.zset(prioritized) == 0 then
+  -- The look of an idle worker, every few seconds: nothing is written, so nothing need be kept.
+  check.zset(delayed)
+  local first = redis.call("ZRANGE", delayed, "0", "0", "WITHSCORES")
+  local next_due, now_text, due_now = "0", "", false
+  if first[2] then
+    local now
+    now, now_text = clock.read(clock_given)
+    local due = math.floor(tonumber(first[2]) / place.TICK)
+    next_due, due_now = place.whole(due), due <= now
+  end
+  if not due_now then
+    redis.call("DEL", q.pc)
+    return { now_text, {}, 0, 0, next_due, {} }
+  end
+end
+
+neighbours.look(q, settings)
+local now, now_text = clock.read(clock_given)
+if settings.paused then
+  paused_list.take_over(paused, wait)
+end
+local want = {
+  count = count, token = token, lock_ms = lock_ms, worker = worker, limiter_max = tonumber(limiter_max),
+  limiter_ms = limiter_ms ~= "" and limiter_ms or nil,
+}
+local jobs = {}
+local taken, flags, limited_ms, next_due, dropped = fetching.run(q, settings, want, now, now_text, jobs)
+local reply = { now_text, {}, flags, limited_ms, next_due, dropped }
+for index = 1, taken do
+  reply[6 + index] = jobs[index * 2 - 1]
+end
+calls_kept.keep(calls, lane, number, now, now_text, reply)
+for index = 1, taken * 2 do
+  reply[6 + index] = jobs[index]
+end
+return reply

@@ -1,0 +1,315 @@
+--- Ends the runs of some jobs, each whole and with its own code, then takes up to `count` new ones (protocol 3.4 to 3.9).
+--- @key wait
+--- @key active
+--- @key prioritized
+--- @key delayed
+--- @key failed
+--- @key limiter
+--- @key meta
+--- @key events
+--- @key marker
+--- @key paused
+--- @key calls
+--- @key completed
+--- @key stalled
+--- @key id
+--- @arg count number
+--- @arg lock_ms
+--- @arg worker
+--- @arg limiter_max
+--- @arg limiter_ms
+--- @arg metrics_points number
+--- @arg outcomes number
+--- @rest
+--- @use clock check queue_meta paused_list neighbours fetching place promotion leaving parents dedup retention metrics job_keys
+--- @lane custom
+--- @returns now, a code for each outcome (0 and above: done; a text: what is broken), flags, milliseconds of a rate limit, next due time, ids without a job, then id and hash of each job
+
+-- An outcome is six arguments: kind, id, token, value, retention rule, more (packed, or "").
+--   completed  value: the result as JSON            more.fields
+--   failed     value: the reason                    more.fields, more.attempts
+--   retry      to where it waits, at once           more.fields, more.lifo
+--   delayed    value: milliseconds                  more.fields, more.skip (no attempt is counted)
+--   wait       to the front, rate limited           value: milliseconds of a limit to set, or ""
+--   back       to the front, as if not fetched      value: "1" if its handler was never called
+local STRIDE = 6
+
+local token = lane .. ":" .. place.whole(number)
+local q = {
+  base = base, wait = wait, active = active, prioritized = prioritized, delayed = delayed, failed = failed,
+  limiter = limiter, events = events, marker = marker, paused = paused, pc = base .. "pc",
+  completed = completed, stalled = stalled, id = id,
+}
+if kept then
+  local reply = { kept[1], kept[2], kept[3], kept[4], kept[5], kept[6] }
+  local ids = {}
+  for index = 7, #kept do
+    ids[#ids + 1] = kept[index]
+  end
+  return fetching.again(q, token, ids, reply)
+end
+
+-- Everything that may be wrong is found before the first write.
+local settings = queue_meta.read(meta)
+neighbours.look(q, settings)
+check.zset(completed)
+check.set(stalled)
+check.counter(q.pc)
+if metrics_points > 0 then
+  metrics.look(base .. "metrics:completed")
+  metrics.look(base .. "metrics:failed")
+end
+
+local now, now_text = clock.read(clock_given)
+local lock_keys, family_keys = {}, {}
+for index = 0, outcomes - 1 do
+  local at = rest + index * STRIDE
+  local key = base .. ARGV[at + 1]
+  lock_keys[index + 1] = key .. ":lock"
+  if ARGV[at] == "completed" then
+    family_keys[#family_keys + 1] = key .. ":dependencies"
+    family_keys[#family_keys + 1] = key .. ":unsuccessful"
+  end
+end
+local state = leaving.survey(q, lock_keys)
+-- One look for all: only where some child is pending or has failed is each job asked (jobs without children are the rule).
+local has_children = #family_keys > 0 and redis.call("EXISTS", unpack(family_keys)) > 0
+
+redis.call("XTRIM", events, "MAXLEN", "~", settings.max_events)   -- first, so that a full memory does not refuse the rest
+queue_meta.write_default(meta, settings)
+if settings.paused then
+  paused_list.take_over(paused, wait)
+end
+
+local rules, used_rules = {}, { completed = {}, failed = {} }
+local ended = { completed = 0, failed = 0 }
+local runnable, freed, last_ended, promoted = false, 0, false, false
+
+local function rule_of(text)
+  local rule = rules[text]
+  if not rule then
+    rule = retention.rule(text)
+    rules[text] = rule
+  end
+  return rule
+end
+
+--- Puts an ended job into its set, or removes it; then says so.
+local function store_end(target, set, job_id, key, rule, value_field, value, made, parent)
+  if rule.count == 0 then
+    job_keys.delete(key)
+    if parent and target == "failed" then
+      parents.child_removed(parent, key)
+    end
+  else
+    redis.call("ZADD", set, now_text, job_id)
+    redis.call("HSET", key, value_field, value, "finishedOn", now_text, "atm", made)
+    used_rules[target][rule] = true
+  end
+  redis.call("XADD", events, "*", "event", target, "jobId", job_id, value_field, value, "prev", "active")
+  ended[target] = ended[target] + 1
+end
+
+local function finish(kind, job_id, job_token, value, index, rule, fields, attempts)
+  local key = base .. job_id
+  local job = check.fields(key, "name", "atm", "parentKey", "deid", "attemptsMade")
+  if not job[1] and redis.call("EXISTS", key) == 0 then
+    return -1
+  end
+  if kind == "completed" and has_children then
+    if check.set(key .. ":dependencies") > 0 then
+      return -4
+    end
+    if check.zset(key .. ":unsuccessful") > 0 then
+      return -9
+    end
+  end
+  local owned = leaving.owned(state, index, job_id, job_token)
+  if owned ~= 0 then
+    return owned
+  end
+  local parent = job[3] and parents.look(job[3])
+  local policy
+  if parent and kind == "failed" then
+    local text = redis.call("HGET", key, "parent")
+    local readable, flags = pcall(cjson.decode, text or "{}")
+    if not readable or type(flags) ~= "table" then
+      error("BROKEN " .. key .. " has a parent field that is no JSON object", 0)
+    end
+    policy = flags.fpof and "fpof" or flags.cpof and "cpof" or flags.idof and "idof" or flags.rdof and "rdof" or nil
+  end
+  local unique = job[4] and dedup.look(q, job[4])
+  local count_made = (tonumber(job[2] or job[5] or "0") or 0) + 1
+
+  if not leaving.leave(q, state, job_id, job_token, fields) then
+    return -3
+  end
+  if unique then
+    dedup.release(unique, job_id)
+    local placed = dedup.add_next(q, unique, job[4], now, now_text)
+    runnable = runnable or placed == "runnable"
+    if placed == "delayed" then
+      place.mark_delayed(delayed, marker)
+    end
+    has_children = has_children or unique.payload ~= nil
+  end
+  if kind == "completed" then
+    if parent then
+      parents.child_completed(parent, key, value, now)
+    end
+    store_end("completed", completed, job_id, key, rule, "returnvalue", value, place.whole(count_made), parent)
+  else
+    if parent then
+      parents.child_failed(parent, policy, key, value, now, now_text)
+    end
+    store_end("failed", failed, job_id, key, rule, "failedReason", value, place.whole(count_made), parent)
+    if rule.count ~= 0 then
+      redis.call("HDEL", key, "defa")
+    end
+    if count_made >= attempts then
+      redis.call("XADD", events, "*", "event", "retries-exhausted", "jobId", job_id, "attemptsMade",
+        place.whole(count_made))
+    end
+  end
+  freed, last_ended = freed + 1, true
+  return 0
+end
+
+--- Out of active and to where it waits: retry, delayed, wait, back.
+local function put_back(kind, job_id, job_token, value, index, more)
+  local key = base .. job_id
+  local job = check.fields(key, "name", "atm", "priority", "ats", "attemptsMade")
+  if not job[1] and redis.call("EXISTS", key) == 0 then
+    return -1
+  end
+  local owned = leaving.owned(state, index, job_id, job_token)
+  if owned ~= 0 then
+    return owned
+  end
+  local priority = tonumber(job[3] or "0") or 0
+  local made = place.whole((tonumber(job[2] or job[5] or "0") or 0) + 1)
+  local delay = kind == "delayed" and tonumber(value)
+  if kind == "delayed" and not delay then
+    error("BROKEN delay " .. value, 0)
+  end
+  if kind == "retry" and not promoted then
+    promoted = true
+    if promotion.run(q, now) > 0 then
+      runnable = true
+    end
+  end
+  if not leaving.leave(q, state, job_id, job_token, more.fields) then
+    return kind == "wait" and math.max(redis.call("PTTL", limiter), 0) or -3
+  end
+  freed, last_ended = freed + 1, false
+  if kind == "delayed" then
+    local due = now + delay
+    redis.call("ZADD", delayed, place.due_score(delayed, due), job_id)
+    if more.skip then
+      redis.call("HSET", key, "delay", value)
+    else
+      redis.call("HSET", key, "delay", value, "atm", made)
+    end
+    redis.call("XADD", events, "*", "event", "delayed", "jobId", job_id, "delay", place.whole(due))
+    return 0
+  end
+  if kind == "retry" then
+    if priority > 0 then
+      redis.call("ZADD", prioritized, place.score(priority, q.pc), job_id)
+    else
+      redis.call(more.lifo and "RPUSH" or "LPUSH", wait, job_id)
+    end
+    redis.call("HSET", key, "atm", made)
+  elseif priority > 0 then
+    local score = kind == "wait" and place.whole(priority * place.CLASS)
+      or place.front_score(priority, prioritized, q.pc)
+    redis.call("ZADD", prioritized, score, job_id)
+  else
+    redis.call("RPUSH", wait, job_id)
+  end
+  if kind == "back" and value == "1" then
+    redis.call("HSET", key, "ats", place.whole(math.max((tonumber(job[4] or "0") or 0) - 1, 0)))
+  end
+  redis.call("XADD", events, "*", "event", "waiting", "jobId", job_id, "prev", "active")
+  if kind ~= "wait" or priority == 0 then
+    runnable = true
+  end
+  if kind == "wait" then
+    if value ~= "" then
+      redis.call("SET", limiter, "9007199254740991", "PX", value)
+    end
+    return math.max(redis.call("PTTL", limiter), 0)
+  end
+  return 0
+end
+
+local function end_run(at, index)
+  local kind = ARGV[at]
+  local more = ARGV[at + 5] ~= "" and cmsgpack.unpack(ARGV[at + 5]) or {}
+  if kind == "completed" or kind == "failed" then
+    return finish(kind, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], index, rule_of(ARGV[at + 4]), more.fields,
+      more.attempts or 0)
+  end
+  return put_back(kind, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], index, more)
+end
+
+local codes = {}
+for index = 1, outcomes do
+  local _, code = pcall(end_run, rest + (index - 1) * STRIDE, index)
+  if type(code) == "table" then
+    code = code.err or "BROKEN unknown error"
+  end
+  codes[index] = code
+end
+
+local budget = 2 * outcomes + 50
+for target, set in pairs({ completed = completed, failed = failed }) do
+  for rule in pairs(used_rules[target]) do
+    budget = retention.trim(base, set, rule, now, budget)
+  end
+  if metrics_points > 0 and ended[target] > 0 then
+    metrics.collect(base .. "metrics:" .. target, metrics_points, ended[target], now, now_text)
+  end
+end
+if runnable and not queue_meta.closed(settings, active) then
+  place.mark(marker)
+end
+
+local jobs, dropped = {}, {}
+local taken, flags, limited_ms, next_due = 0, 0, 0, "0"
+if count > 0 then
+  local want = {
+    count = count, token = token, lock_ms = lock_ms, worker = worker, limiter_max = tonumber(limiter_max),
+    limiter_ms = limiter_ms ~= "" and limiter_ms or nil,
+  }
+  taken, flags, limited_ms, next_due, dropped = fetching.run(q, settings, want, now, now_text, jobs)
+else
+  local first = redis.call("ZRANGE", delayed, "0", "0", "WITHSCORES")
+  if first[2] then
+    next_due = place.whole(math.floor(tonumber(first[2]) / place.TICK))
+  end
+end
+if taken == 0 then
+  if next_due ~= "0" then
+    place.mark_delayed(delayed, marker)
+  end
+  local waiting, ranked = redis.call("LLEN", wait), redis.call("ZCARD", prioritized)
+  if waiting + ranked > 0 then
+    -- Slots came free here and this worker takes nothing: another may (protocol 4 leaves them idle for seconds).
+    if freed > 0 and not queue_meta.closed(settings, active) then
+      place.mark(marker)
+    end
+  elseif last_ended and redis.call("LLEN", active) == 0 and (count == 0 or (flags == 0 and next_due == "0")) then
+    redis.call("XADD", events, "*", "event", "drained")
+  end
+end
+
+local reply = { now_text, codes, flags, limited_ms, next_due, dropped }
+for index = 1, taken do
+  reply[6 + index] = jobs[index * 2 - 1]
+end
+calls_kept.keep(calls, lane, number, now, now_text, reply)
+for index = 1, taken * 2 do
+  reply[6 + index] = jobs[index]
+end
+return reply

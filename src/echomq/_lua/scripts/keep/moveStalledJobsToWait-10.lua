@@ -1,0 +1,140 @@
+--- The sweep: jobs in active that have lost their worker go back to the front (protocol 3.22). One sweeper at a time; in steps.
+--- @key stalled
+--- @key wait
+--- @key active
+--- @key prioritized
+--- @key check_at
+--- @key meta
+--- @key paused
+--- @key marker
+--- @key events
+--- @key calls
+--- @arg interval_ms
+--- @arg max_stalled number
+--- @arg step number
+--- @use clock check queue_meta place paused_list
+--- @lane
+--- @returns now, milliseconds until the next sweep may begin, the step that follows (0: none), then the ids that went back
+
+-- Steps of one sweep: 0 begins it; a negative one goes on with the marked jobs; a positive one is where marking goes on.
+local CHUNK = 1000
+local RECOVER = 100
+local FORGET_AFTER_MS = 3600000
+
+if step == 0 then
+  local guard = check.text(check_at)
+  if guard then
+    local left = redis.call("PTTL", check_at)
+    if left >= 0 then
+      return { "", left, 0 }
+    end
+  end
+end
+
+local settings = queue_meta.read(meta)
+check.list(wait)
+check.list(active)
+check.zset(prioritized)
+check.zset(marker)
+check.stream(events)
+check.set(stalled)
+check.counter(base .. "pc")
+local now, now_text = clock.read(clock_given)
+if step == 0 then
+  redis.call("SET", check_at, now_text, "PX", interval_ms)
+  redis.call("XTRIM", events, "MAXLEN", "~", settings.max_events)
+  local lanes = redis.call("HRANDFIELD", calls, "64", "WITHVALUES")
+  for index = 1, #lanes, 2 do
+    local used = tonumber(string.match(lanes[index + 1], "^%d+:(%d+):") or "")
+    if lanes[index] ~= lane and used and now - used > FORGET_AFTER_MS then
+      redis.call("HDEL", calls, lanes[index])
+    end
+  end
+end
+if settings.paused then
+  paused_list.take_over(paused, wait)
+end
+
+local recovered, next_step = {}, 0
+
+local function put_back(job_id)
+  local key = base .. job_id
+  local job = redis.pcall("HMGET", key, "priority", "stc", "rjk", "name")
+  if job.err or not (job[4] or job[1]) then
+    redis.call("LREM", active, "-1", job_id)   -- no job of this id: nothing to run again
+    return
+  end
+  if redis.call("LREM", active, "-1", job_id) == 0 then
+    return
+  end
+  local priority = tonumber(job[1] or "0") or 0
+  if priority > 0 then
+    redis.call("ZADD", prioritized, place.front_score(priority, prioritized, base .. "pc"), job_id)
+  else
+    redis.call("RPUSH", wait, job_id)
+  end
+  local stalls = (tonumber(job[2] or "0") or 0) + 1
+  local scheduled = false
+  if job[3] and stalls > max_stalled then
+    scheduled = redis.call("EXISTS", base .. "repeat:" .. job[3]) == 1
+    if not scheduled then
+      local known = redis.pcall("ZSCORE", base .. "repeat", job[3])
+      scheduled = type(known) == "string"
+    end
+  end
+  if stalls > max_stalled and not scheduled then
+    redis.call("HSET", key, "stc", place.whole(stalls), "defa", "job stalled more than allowable limit")
+  else
+    redis.call("HSET", key, "stc", place.whole(stalls))
+  end
+  redis.call("XADD", events, "*", "event", "waiting", "jobId", job_id, "prev", "active")
+  redis.call("XADD", events, "*", "event", "stalled", "jobId", job_id)
+  recovered[#recovered + 1] = job_id
+end
+
+local mark_from = 0
+if step <= 0 then
+  local marked = redis.call("SRANDMEMBER", stalled, tostring(CHUNK))
+  if #marked > 0 then
+    local lock_keys = {}
+    for index, job_id in ipairs(marked) do
+      lock_keys[index] = base .. job_id .. ":lock"
+    end
+    local locks = redis.call("MGET", unpack(lock_keys))
+    local dealt = {}
+    for index, job_id in ipairs(marked) do
+      if locks[index] then
+        dealt[#dealt + 1] = job_id
+      elseif #recovered < RECOVER then
+        put_back(job_id)
+        dealt[#dealt + 1] = job_id
+      end
+    end
+    redis.call("SREM", stalled, unpack(dealt))
+    if redis.call("SCARD", stalled) > 0 then
+      next_step = -1
+    end
+  end
+else
+  mark_from = step
+end
+if next_step == 0 then
+  -- From the oldest end, which only shrinks while we walk: what moves is marked twice or by the next sweep.
+  local last = -1 - mark_from
+  local ids = redis.call("LRANGE", active, tostring(last - CHUNK + 1), tostring(last))
+  if #ids > 0 then
+    redis.call("SADD", stalled, unpack(ids))
+    if #ids == CHUNK then
+      next_step = mark_from + CHUNK
+    end
+  end
+end
+if #recovered > 0 and not queue_meta.closed(settings, active) then
+  place.mark(marker)
+end
+
+local reply = { now_text, redis.call("PTTL", check_at), next_step }
+for _, job_id in ipairs(recovered) do
+  reply[#reply + 1] = job_id
+end
+return calls_kept.keep(calls, lane, number, now, now_text, reply)
