@@ -61,7 +61,7 @@ lua: $(DEV) | check-commands ## Lint the Lua scripts as the server gets them
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
 	$(BIN)/python -m echomq._lua.loader --assemble "$$dir" && \
 	luacheck --quiet --codes --config .luacheckrc "$$dir"
-	luacheck --quiet --no-config --only 6 --max-line-length 140 src/echomq/_lua
+	luacheck --quiet --no-config --only 6 --max-line-length 140 --no-max-comment-line-length src/echomq/_lua
 
 .PHONY: surface
 surface: $(DEV) $(PYRIGHT) ## Check that the types of the public surface are complete (pyright)
@@ -97,11 +97,11 @@ $(DEV): requirements/dev.txt pyproject.toml | $(MADE)
 	@touch $(RUN) $@
 
 $(PEERS): tests/interop/node/package-lock.json | test-commands
-	cd tests/interop/node && npm ci --ignore-scripts --silent
+	cd tests/interop/node && npm ci --ignore-scripts --loglevel=error
 	@touch $@
 
 $(PYRIGHT): package-lock.json | check-commands
-	npm ci --ignore-scripts --silent
+	npm ci --ignore-scripts --loglevel=error
 	@touch $@
 
 .PHONY: test-commands check-commands

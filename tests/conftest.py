@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, get_args
 
 import pytest
+from pytest_asyncio import is_async_test
 
 from tests.support.leaks import assert_no_clients, assert_no_tasks
 from tests.support.server import Kind, Server
@@ -93,6 +93,5 @@ async def no_tasks_left() -> AsyncIterator[None]:
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind(request: pytest.FixtureRequest) -> None:
     """Checks every async test for tasks. It comes first, so the test's other fixtures have been closed by then."""
-    function = getattr(request.node, "obj", None)
-    if inspect.iscoroutinefunction(inspect.unwrap(function) if function else None):
+    if is_async_test(request.node):
         request.getfixturevalue("no_tasks_left")

@@ -131,9 +131,9 @@ class BulkAddError(EchoMQError):
 
     def __init__(self, message: str, *, added: Sequence[str], unknown: Sequence[int], not_added: Sequence[int]) -> None:
         super().__init__(message)
-        self.added = list(added)
-        self.unknown = list(unknown)
-        self.not_added = list(not_added)
+        self.added: list[str] = list(added)
+        self.unknown: list[int] = list(unknown)
+        self.not_added: list[int] = list(not_added)
 
 
 class ServerError(EchoMQError):
@@ -145,7 +145,7 @@ class ServerError(EchoMQError):
 
     def __init__(self, message: str, *, code: str | None = None) -> None:
         super().__init__(message)
-        self.code = code if code is not None else message.partition(" ")[0]
+        self.code: str = code if code is not None else message.partition(" ")[0]
 
 
 class StaleCall(ServerError):
