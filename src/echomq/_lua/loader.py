@@ -13,7 +13,7 @@ A script is one transition. Its header, read by this module, is its contract::
 
 From it the loader generates the local names (no line of ours says ``KEYS[7]``), and for a ``@lane`` script the
 prelude that answers a repeated call from the record of its reply. With ``@lane custom`` the script itself
-rebuilds its reply from the record, which it finds in ``kept``.
+looks for the record and rebuilds its reply from it.
 
 Every script takes two common arguments first, ``base`` (``{prefix}:{queue}:``) and ``clock_given`` (milliseconds injected
 by tests, else empty: the server's own time); a lane script three more, ``lane``, ``number`` and ``resent``.
@@ -38,8 +38,8 @@ _AT_LINE = re.compile(r"user_script:(\d+)")
 
 _LANE_PRELUDE = """\
 local kept = calls_kept.find(calls, lane, number)
+if kept then return kept end
 """
-_LANE_REPLAY = "if kept then return kept end\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +193,8 @@ def assemble(name: str, parsed: _File, libs: dict[str, _File]) -> Script:
         generated(f"local {lib} = (function()")
         emit(libs[lib].body, libs[lib].path)
         generated("end)()")
-    if parsed.lane:
+    if parsed.lane == "plain":
         generated(_LANE_PRELUDE)
-        if parsed.lane == "plain":
-            generated(_LANE_REPLAY)
     emit(parsed.body, parsed.path)
     source = "\n".join(lines) + "\n"
     return Script(

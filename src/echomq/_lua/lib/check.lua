@@ -26,13 +26,18 @@ function M.text(key)
   return found
 end
 
+--- Whether the server can count on from this text: it takes "7" and "-7", not "07", "+7" or "7.0".
+function M.is_count(text)
+  return #text < 19 and (text == "0" or string.find(text, "^%-?[1-9]%d*$") ~= nil)
+end
+
 --- The value of a counter, 0 when it is absent.
 function M.counter(key)
   local found = M.text(key)
   if not found then
     return 0
   end
-  if not string.find(found, "^%-?%d+$") then
+  if not M.is_count(found) then
     error("BROKEN " .. key .. " must be a whole number", 0)
   end
   return tonumber(found)
@@ -43,6 +48,15 @@ function M.fields(key, ...)
   local found = redis.pcall("HMGET", key, ...)
   if found.err then
     error("BROKEN " .. key .. " must be a hash", 0)
+  end
+  return found
+end
+
+--- What a command that only reads answers; `kind` is the type that its key must have.
+function M.read(kind, command, key, ...)
+  local found = redis.pcall(command, key, ...)
+  if type(found) == "table" and found.err then
+    error("BROKEN " .. key .. " must be a " .. kind, 0)
   end
   return found
 end

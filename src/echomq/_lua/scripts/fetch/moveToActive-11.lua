@@ -24,6 +24,10 @@ local q = {
   base = base, wait = wait, active = active, prioritized = prioritized, delayed = delayed, failed = failed,
   limiter = limiter, events = events, marker = marker, paused = paused, pc = base .. "pc",
 }
+if resent ~= "1" and redis.call("EXISTS", wait, prioritized, delayed, paused, q.pc) == 0 then
+  return { "", {}, 0, 0, "0", {} }   -- the look of an idle worker, every few seconds: two commands, nothing to keep
+end
+local kept = calls_kept.find(calls, lane, number)
 if kept then
   local reply = { kept[1], kept[2], kept[3], kept[4], kept[5], kept[6] }
   local ids = {}
@@ -34,25 +38,18 @@ if kept then
 end
 
 local settings = queue_meta.read(meta)
+local now, now_text = clock.read(clock_given)
 if not settings.paused and resent ~= "1" and check.list(wait) == 0 and check.zset(prioritized) == 0 then
-  -- The look of an idle worker, every few seconds: nothing is written, so nothing need be kept.
   check.zset(delayed)
   local first = redis.call("ZRANGE", delayed, "0", "0", "WITHSCORES")
-  local next_due, now_text, due_now = "0", "", false
-  if first[2] then
-    local now
-    now, now_text = clock.read(clock_given)
-    local due = math.floor(tonumber(first[2]) / place.TICK)
-    next_due, due_now = place.whole(due), due <= now
-  end
-  if not due_now then
+  local due = first[2] and math.floor(tonumber(first[2]) / place.TICK)
+  if not due or due > now then   -- nothing but jobs for later: as above
     redis.call("DEL", q.pc)
-    return { now_text, {}, 0, 0, next_due, {} }
+    return { now_text, {}, 0, 0, due and place.whole(due) or "0", {} }
   end
 end
 
 neighbours.look(q, settings)
-local now, now_text = clock.read(clock_given)
 if settings.paused then
   paused_list.take_over(paused, wait)
 end

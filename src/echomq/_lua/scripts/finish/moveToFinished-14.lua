@@ -40,6 +40,7 @@ local q = {
   limiter = limiter, events = events, marker = marker, paused = paused, pc = base .. "pc",
   completed = completed, stalled = stalled, id = id,
 }
+local kept = calls_kept.find(calls, lane, number)
 if kept then
   local reply = { kept[1], kept[2], kept[3], kept[4], kept[5], kept[6] }
   local ids = {}

@@ -8,18 +8,25 @@
 --- @key paused
 --- @key marker
 --- @key events
+--- @key suspects
 --- @key calls
 --- @arg interval_ms
 --- @arg max_stalled number
+--- @arg confirm_ms number
 --- @arg step number
 --- @use clock check queue_meta place paused_list
 --- @lane
 --- @returns now, milliseconds until the next sweep may begin, the step that follows (0: none), then the ids that went back
 
--- Steps of one sweep: 0 begins it; a negative one goes on with the marked jobs; a positive one is where marking goes on.
+-- Steps of one sweep: 0 begins it; -1 goes on with the marked jobs; a positive one is where marking goes on; -2 comes
+-- `confirm_ms` later and puts back the jobs that still have no lock. In between, the workers of a server that was frozen or
+-- restarted take their jobs again: the outage was not theirs, and must not count as a stall. With confirm_ms 0 a job is
+-- put back at the first look, exactly as protocol 3.22 has it.
 local CHUNK = 1000
 local RECOVER = 100
 local FORGET_AFTER_MS = 3600000
+local CONFIRM = -2
+local SUSPECT_MS = "3600000"
 
 if step == 0 then
   local guard = check.text(check_at)
@@ -38,6 +45,7 @@ check.zset(prioritized)
 check.zset(marker)
 check.stream(events)
 check.set(stalled)
+check.set(suspects)
 check.counter(base .. "pc")
 local now, now_text = clock.read(clock_given)
 if step == 0 then
@@ -93,7 +101,7 @@ local function put_back(job_id)
 end
 
 local mark_from = 0
-if step <= 0 then
+if step == 0 or step == -1 then
   local marked = redis.call("SRANDMEMBER", stalled, tostring(CHUNK))
   if #marked > 0 then
     local lock_keys = {}
@@ -101,24 +109,51 @@ if step <= 0 then
       lock_keys[index] = base .. job_id .. ":lock"
     end
     local locks = redis.call("MGET", unpack(lock_keys))
-    local dealt = {}
+    local dealt, doubted = {}, {}
     for index, job_id in ipairs(marked) do
       if locks[index] then
+        dealt[#dealt + 1] = job_id
+      elseif confirm_ms > 0 and redis.call("SISMEMBER", suspects, job_id) == 0 then
+        doubted[#doubted + 1] = job_id
         dealt[#dealt + 1] = job_id
       elseif #recovered < RECOVER then
         put_back(job_id)
         dealt[#dealt + 1] = job_id
       end
     end
-    redis.call("SREM", stalled, unpack(dealt))
+    if #dealt > 0 then
+      redis.call("SREM", stalled, unpack(dealt))
+    end
+    if #doubted > 0 then
+      redis.call("SADD", suspects, unpack(doubted))
+      redis.call("PEXPIRE", suspects, SUSPECT_MS)
+    end
     if redis.call("SCARD", stalled) > 0 then
       next_step = -1
+    end
+  end
+elseif step == CONFIRM then
+  local doubted = redis.call("SRANDMEMBER", suspects, tostring(RECOVER))
+  if #doubted > 0 then
+    local lock_keys = {}
+    for index, job_id in ipairs(doubted) do
+      lock_keys[index] = base .. job_id .. ":lock"
+    end
+    local locks = redis.call("MGET", unpack(lock_keys))
+    for index, job_id in ipairs(doubted) do
+      if not locks[index] then
+        put_back(job_id)
+      end
+    end
+    redis.call("SREM", suspects, unpack(doubted))
+    if #doubted == RECOVER then
+      next_step = CONFIRM
     end
   end
 else
   mark_from = step
 end
-if next_step == 0 then
+if next_step == 0 and step ~= CONFIRM then
   -- From the oldest end, which only shrinks while we walk: what moves is marked twice or by the next sweep.
   local last = -1 - mark_from
   local ids = redis.call("LRANGE", active, tostring(last - CHUNK + 1), tostring(last))
@@ -127,6 +162,9 @@ if next_step == 0 then
     if #ids == CHUNK then
       next_step = mark_from + CHUNK
     end
+  end
+  if next_step == 0 and redis.call("EXISTS", suspects) == 1 then
+    next_step = CONFIRM
   end
 end
 if #recovered > 0 and not queue_meta.closed(settings, active) then
