@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from echomq._redis.connect import Settings, check_greeting, check_link_options, keep_alive, unavailable
 from echomq._redis.pipe import Pipe
 from echomq._redis.wire import Argument, Reply, pack
-from echomq.errors import EchoMQError, ServerError, ServerUnavailable
+from echomq.errors import ConnectionLost, EchoMQError, ServerError, ServerUnavailable
 
 
 class Link:
@@ -23,8 +23,8 @@ class Link:
         settings: where the server is, and who we are to it.
         client_name: what ``CLIENT LIST`` shows for this connection.
         connect_timeout: seconds for name lookup, connecting, TLS and greeting together.
-        reply_timeout: seconds a reply may take, unless a call says otherwise. When it passes, the connection is given up,
-            because no later reply on it could be waited for with more hope.
+        reply_timeout: seconds a reply may take, unless a call says otherwise. When it passes, the connection is given
+            up, because no later reply on it could be waited for with more hope.
 
     Example:
         >>> link = Link(Settings.from_url("redis://127.0.0.1:6379/0"), client_name="worker")
@@ -70,7 +70,7 @@ class Link:
             reply_timeout: seconds for this reply, instead of the link's own; ``math.inf`` to wait for ever.
 
         Raises:
-            ServerUnavailable: the command was surely not carried out: no connection, or the server refuses work for now.
+            ServerUnavailable: the command was surely not carried out: no connection, or the server refuses for now.
             ConnectionLost: the command was sent and no reply came: it may have been carried out.
             ServerError: the server answered with an error.
             TypeError, EncodingError: an argument cannot be sent; nothing was written.
@@ -85,8 +85,8 @@ class Link:
     ) -> list[Reply | EchoMQError]:
         """Send commands together (not as a transaction) and give their replies in the same order.
 
-        An error answer stands in its place among the replies (``ServerError``, or ``ServerUnavailable`` where the server
-        refused that command for now); it is not raised.
+        An error answer stands in its place among the replies (``ServerError``, or ``ServerUnavailable`` where the
+        server refused that command for now); it is not raised.
 
         Raises:
             ServerUnavailable: nothing was sent.
@@ -115,15 +115,15 @@ class Link:
             self._attempt = asyncio.create_task(self._open(), name=f"echomq connect {self.settings.where}")
             self._attempt.add_done_callback(_mark_as_seen)
         attempt = self._attempt
-        # Waiting for it, rather than awaiting it: a cancelled caller leaves the attempt to the others, and an attempt that
-        # was dropped does not look like a cancellation of its callers.
+        # Waiting for it, rather than awaiting it: a cancelled caller leaves the attempt to the others, and an
+        # attempt that was dropped does not look like a cancellation of its callers.
         await asyncio.wait([attempt])
         if attempt.cancelled():
             raise ServerUnavailable(f"{self.settings.where}: the link was dropped while it connected")
         attempt.result()
 
     def drop(self, reason: str) -> None:
-        """Give the connection up now. Every outstanding call fails with ``ConnectionLost``; the next use connects anew."""
+        """Give the connection up now: outstanding calls fail with ``ConnectionLost``. The next use connects anew."""
         self._leave_dead_loop()
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
@@ -135,10 +135,10 @@ class Link:
 
     async def close(self) -> None:
         """End the connection for good. Outstanding calls fail with ``ConnectionLost``; closing again does nothing."""
-        self._closed = True
         self._leave_dead_loop()
         if self._loop is not None and self._loop is not asyncio.get_running_loop():
             raise self._other_loop()
+        self._closed = True
         attempt, pipe = self._attempt, self._pipe
         self.drop("the link was closed")
         if attempt is not None:
@@ -162,8 +162,8 @@ class Link:
                 raise ServerUnavailable(f"{self.settings.where}: the connection was closed as soon as it was open")
             if not pipe.paused:
                 return pipe
-            # What was written before has not left yet. A connection that ends meanwhile is replaced: of this call nothing
-            # was sent.
+            # What was written before has not left yet. A connection that ends meanwhile is replaced: of this call
+            # nothing was sent.
             await pipe.writable()
 
     def _claim_loop(self) -> None:
@@ -177,7 +177,7 @@ class Link:
             raise self._other_loop()
 
     def _leave_dead_loop(self) -> None:
-        # A program that runs one event loop after the other (asyncio.run twice) leaves connections that ended with theirs.
+        # A program that runs one event loop after the other (asyncio.run twice) leaves connections that died.
         if self._loop is not None and self._loop.is_closed():
             self._loop = self._pipe = self._attempt = None
 
@@ -225,7 +225,9 @@ async def open_pipe(settings: Settings, client_name: str | None, timeout: float)
     except BaseException as error:
         if pipe is not None:
             pipe.abort("connecting failed")
-        if isinstance(error, Exception) and not isinstance(error, ServerError):
+        if pipe is not None and isinstance(error, ConnectionLost):
+            raise unavailable(settings.where, ConnectionResetError(pipe.ended), timeout) from error
+        if isinstance(error, Exception) and not isinstance(error, (ServerError, ServerUnavailable)):
             raise unavailable(settings.where, error, timeout) from error
         raise
     return pipe

@@ -1,8 +1,9 @@
 """Where the server is and who we are to it: ``Settings``, and what every new connection does with them.
 
-redis-py reads the URLs, builds the TLS context and defines credential providers, so that what works there works here.
-The socket and everything on it is ours (``pipe.py``, ``heartbeat.py``): we need to know, for each command, whether it was
-sent and whether its reply came.
+redis-py reads the URLs, builds the TLS context and defines credential providers, so that what works there works
+here.
+The socket and everything on it is ours (``pipe.py``, ``heartbeat.py``): we need to know, for each command, whether it
+was sent and whether its reply came.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ import socket
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import redis
 import redis.asyncio.connection as redis_asyncio
 import redis.connection as redis_sync
-from redis.credentials import CredentialProvider
 
 from echomq._redis.wire import Argument, Reply, refused_for_now
 from echomq.errors import InvalidOption, ServerError, ServerUnavailable
+
+if TYPE_CHECKING:
+    from redis.credentials import CredentialProvider
 
 _TLS_OPTIONS = frozenset(
     name for name in inspect.signature(redis_asyncio.SSLConnection.__init__).parameters if name.startswith("ssl_")
@@ -97,10 +100,14 @@ class Settings:
             )
         if parts.fragment:
             raise _bad_url(url, "a URL of a server has no '#'", "write a '#' in a password as %23")
+        if scheme != "unix" and "@" not in parts.netloc and "@" in parts.path + parts.query:
+            raise _bad_url(
+                url, "a '/' or '?' before the '@' ends the host", "percent-encode user name and password (%2F, %3F)"
+            )
         if scheme == "unix" and not parts.path:
             raise _bad_url(url, "it names no socket", "write unix:///path/to.sock")
         if scheme != "unix" and not re.fullmatch(r"/?\d*", parts.path):
-            raise _bad_url(url, f"its path {parts.path!r} is no database number", "write redis://host:port/0")
+            raise _bad_url(url, "what follows its host is no database number", "write redis://host:port/0")
         try:
             options: dict[str, Any] = dict(redis_asyncio.parse_url(url))
         except (ValueError, redis.RedisError):
@@ -148,7 +155,7 @@ class Settings:
         given = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in options.items()
-            if name.startswith("ssl_") and value is not None and value is not False or name == "ssl_check_hostname"
+            if name == "ssl_check_hostname" or (name.startswith("ssl_") and value is not None and value is not False)
         }
         if issubclass(connection_class, _TLS_CLASSES):
             for name in sorted(set(given) - _TLS_OPTIONS):
@@ -242,12 +249,15 @@ def check_greeting(
 ) -> None:
     """Raise what a refused greeting means."""
     for command, reply in zip(greeting, replies, strict=True):
+        if command[0] == "PING" and isinstance(reply, (bytes, list)) and reply != b"PONG":
+            # A client that tries a port of its own range often enough meets itself there, and hears what it says.
+            raise ServerUnavailable(f"{where}: what answers there is no Redis or Valkey server")
         if not isinstance(reply, BaseException):
             continue
         if isinstance(reply, ServerError):
             if refused_for_now(reply):
                 raise ServerUnavailable(f"{where}: the server refuses work for now: {reply}")
-            # A user without these two rights can still work: the name is for people, and the refusal of PING is an answer.
+            # A user without these two rights can still work: the name is for people, and a refused PING is an answer.
             if reply.code == "NOPERM" and command[0] in ("CLIENT", "PING"):
                 continue
             raise ServerError(f"{reply} (the answer of {where} to {command[0]!s})", code=reply.code)
@@ -264,11 +274,9 @@ def keep_alive(sock: Any) -> None:
 
 def unavailable(where: str, error: Exception, timeout: float) -> ServerUnavailable:
     """The error that says why no connection came about; to be raised ``from`` its cause."""
-    if isinstance(error, TimeoutError) and not error.args:
+    if isinstance(error, TimeoutError) and error.errno is None:  # with a number it is the system's own time-out
         return ServerUnavailable(f"{where}: cannot connect: no answer within {timeout:g} s")
-    if isinstance(error, ServerUnavailable):
-        return error
-    return ServerUnavailable(f"{where}: cannot connect: {error or type(error).__name__}")
+    return ServerUnavailable(f"{where}: cannot connect: {str(error) or type(error).__name__}")
 
 
 def _text(value: Any) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
@@ -16,7 +17,7 @@ _READ_SIZE = 65536
 
 
 class HeartbeatLink:
-    """One connection for one thread, with one call at a time. Connects when it is used; ``close`` may come from any thread.
+    """One connection for one thread, one call at a time. Connects when it is used; ``close`` may come from any thread.
 
     Args:
         settings: where the server is, and who we are to it.
@@ -38,8 +39,8 @@ class HeartbeatLink:
         self._socket: socket.socket | None = None
         self._reader = new_reader()
         self._closed = False
-        # Held while a call runs. Only its holder closes the socket, so that nobody reads from a descriptor that has been
-        # given to another socket meanwhile.
+        # Held while a call runs. Only its holder closes the socket, so that nobody reads from a descriptor that has
+        # been given to another socket meanwhile.
         self._in_use = threading.Lock()
 
     def call(self, *args: Argument, timeout: float) -> Reply:
@@ -62,7 +63,7 @@ class HeartbeatLink:
                 if self._closed:
                     raise RuntimeError(f"the link to {self.settings.where} is closed: make a new one")
                 deadline = time.monotonic() + timeout
-                sock = self._socket or self._connect(deadline, timeout)
+                sock = self._kept() or self._connect(deadline, timeout)
                 reply = self._exchange(sock, packed, deadline)
         finally:
             self._discard_if_closed()
@@ -83,11 +84,24 @@ class HeartbeatLink:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
+    def _kept(self) -> socket.socket | None:
+        # With nothing outstanding there is nothing to read, except that the server has hung up (or talks nonsense).
+        # Found now, that costs this call nothing; found after sending, its outcome would be unknown.
+        if self._socket is not None:
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            if poll.poll(0):
+                self._discard()
+        return self._socket
+
     def _exchange(self, sock: socket.socket, packed: bytes, deadline: float) -> Reply:
         where = self.settings.where
         try:
             self._send(sock, packed, deadline)
             reply = self._receive(sock, deadline)
+            if self._reader.has_data():
+                # Then this reply may not be ours either.
+                raise hiredis.ProtocolError("the server sent what nobody asked for")
         except BaseException as error:
             self._discard()
             if isinstance(error, (OSError, hiredis.HiredisError)):
@@ -121,7 +135,7 @@ class HeartbeatLink:
             check_greeting(settings.where, greeting[: len(replies)], replies)
         except BaseException as error:
             self._discard()
-            if isinstance(error, Exception) and not isinstance(error, ServerError):
+            if isinstance(error, Exception) and not isinstance(error, (ServerError, ServerUnavailable)):
                 raise unavailable(settings.where, error, allowed) from error
             raise
         return sock

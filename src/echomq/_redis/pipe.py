@@ -16,8 +16,8 @@ import hiredis
 from echomq._redis.wire import INCOMPLETE, Reply, new_reader, refused_for_now
 from echomq.errors import ConnectionLost, EchoMQError, ServerError, ServerUnavailable
 
-# A deadline that passed while the event loop was held up says nothing about the server: its reply may lie in the socket.
-# So a passed deadline gets this second look before the connection is given up.
+# A deadline that passed while the event loop was held up says nothing about the server: its reply may lie in the
+# socket. So a passed deadline gets this second look before the connection is given up.
 _SECOND_LOOK = 0.05
 
 _FOR_EVER = float("inf")
@@ -32,6 +32,7 @@ class Pipe(asyncio.Protocol):
         self.greeted: list[asyncio.Future[Any]] = []
         self._greeting = greeting
         self.paused = False
+        self.ended: str | None = None  # why, once it has
         self._loop = loop
         self._transport: asyncio.Transport | None = None
         self._reader = new_reader()
@@ -67,6 +68,7 @@ class Pipe(asyncio.Protocol):
 
     def abort(self, reason: str) -> None:
         """Give the connection up now: every outstanding call fails with ``ConnectionLost``."""
+        self.ended = self.ended or reason
         if self._watchdog is not None:
             self._watchdog.cancel()
             self._watchdog = None
@@ -86,7 +88,7 @@ class Pipe(asyncio.Protocol):
     # -- what asyncio calls --------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's stream transports do not derive from it
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's stream transports do not derive from it
         # Sent here, before anything can be received, so that whatever the server says first answers a question of ours.
         # The deadline is that of the attempt to connect.
         self.greeted = [self.send(command, _FOR_EVER) for command in self._greeting]
@@ -143,8 +145,8 @@ class Pipe(asyncio.Protocol):
             self._watchdog = self._loop.call_at(when, self._look)
 
     def _look(self) -> None:
-        # One timer for all calls: it is set to the earliest deadline it knows of, and when it rings, most of the calls that
-        # it knew have long been answered. So a call costs no timer of its own.
+        # One timer for all calls: it is set to the earliest deadline it knows of, and when it rings, most of the
+        # calls that it knew have long been answered. So a call costs no timer of its own.
         self._watchdog = None
         if not self._outstanding:
             self._suspected = False

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from echomq._redis.client import Link
-from echomq._redis.wire import Reply
 from echomq.errors import EchoMQError, ServerError, ServerUnavailable, UnsupportedServer
+
+if TYPE_CHECKING:
+    from echomq._redis.client import Link
+    from echomq._redis.wire import Reply
 
 _OLDEST = (6, 2, 0)
 _SECTIONS = ("server", "memory", "replication", "cluster")
@@ -54,8 +57,8 @@ async def check(link: Link, *, hash_tag: bool) -> ServerInfo:
     where = link.settings.where
     if info.version is not None and _compatible_version(facts) < _OLDEST:
         raise UnsupportedServer(
-            f"{where} runs version {_dotted(info.version)}, EchoMQ needs Redis {_dotted(_OLDEST)} or Valkey 7.2 at least: "
-            "upgrade the server"
+            f"{where} runs version {_dotted(info.version)}, EchoMQ needs Redis {_dotted(_OLDEST)} or Valkey 7.2 at "
+            "least: upgrade the server"
         )
     if info.cluster and not hash_tag:
         raise UnsupportedServer(
@@ -65,12 +68,12 @@ async def check(link: Link, *, hash_tag: bool) -> ServerInfo:
     if info.role == "slave":
         link.drop("the server is a replica")
         raise ServerUnavailable(
-            f"{where} is a replica of {facts.get('master_host', '?')}:{facts.get('master_port', '?')} and takes no writes: "
+            f"{where} is a replica of {facts.get('master_host')}:{facts.get('master_port')} and takes no writes: "
             "use the address of the primary"
         )
     if info.maxmemory_policy not in (None, "noeviction"):
         _logger.warning(
-            "%s has maxmemory-policy %s: when its memory is full it deletes keys, jobs among them; set it to noeviction",
+            "%s has maxmemory-policy %s: when memory is full it deletes keys, jobs among them; set it to noeviction",
             where,
             info.maxmemory_policy,
         )

@@ -1,7 +1,7 @@
 """The wire: commands packed, replies parsed, and which error answers mean "not now".
 
-Errors are values here (``hiredis`` builds a ``ServerError`` for each), so that one bad answer never disturbs the answers
-behind it.
+Errors are values here (``hiredis`` builds a ``ServerError`` for each), so that one bad answer never disturbs the
+answers behind it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import hiredis
 from echomq.errors import EncodingError, ServerError
 
 Argument: TypeAlias = bytes | str | int | float
-Reply: TypeAlias = "bytes | int | None | list[Reply] | ServerError"
+Reply: TypeAlias = "bytes | int | list[Reply] | ServerError | None"
 """What the server answers. An error that stands inside a list stays there, as a ``ServerError``."""
 
 INCOMPLETE: Final = object()
@@ -25,8 +25,8 @@ _MAX_ARGUMENTS = 1024 * 1024
 _MAX_ARGUMENT_BYTES = 512 * 1024 * 1024
 _MAX_COMMAND_BYTES = 1024 * 1024 * 1024
 
-# The command was refused before it did anything, and another connection or a later moment may serve it. OOM is not one of
-# them: a script may meet it half-way.
+# The command was refused before it did anything, and another connection or a later moment may serve it. OOM is not
+# one of them: a script may meet it half-way.
 _NOT_NOW = frozenset({"READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "UNBLOCKED", "NOREPLICAS", "MISCONF", "BUSY"})
 _TOO_MANY_CLIENTS = "ERR max number of clients"
 # Redis 6.2 wraps what a command inside a script answered: "ERR Error running script (call to f_…): …: -READONLY You …".
@@ -34,7 +34,7 @@ _WRAPPED_BY_SCRIPT = re.compile(r"ERR Error running script .*?: -(?P<code>[A-Z]+
 
 
 def new_reader() -> hiredis.Reader:
-    """A parser for one connection: bytes stay bytes, errors come as values, bad input raises ``hiredis.ProtocolError``."""
+    """A parser for one connection: bytes stay bytes, errors are values, bad input raises ``hiredis.ProtocolError``."""
     return hiredis.Reader(protocolError=hiredis.ProtocolError, replyError=ServerError, notEnoughData=INCOMPLETE)
 
 
