@@ -1,0 +1,136 @@
+"""How a script is called: by its hash, in a lane, until it has been answered once.
+
+Every script that changes something is called in a lane: a random id and a call number. When a reply is lost the call
+is sent again with the same number, and the script answers from its record instead of acting twice
+(docs/architecture.md). A lane has one call in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache
+
+from echomq._lua.loader import Script, script
+from echomq._redis.client import Link
+from echomq._redis.wire import Argument, Reply
+from echomq._store.keys import QueueKeys
+from echomq.errors import BrokenKey, ConnectionLost, ServerError, ServerUnavailable, StaleCall
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+_BROKEN = re.compile(r"BROKEN (.*?)(?: script: |$)")
+
+
+@lru_cache(maxsize=4096)
+def _call_head(name: str, keys: QueueKeys) -> tuple[str, ...]:
+    named = script(name)
+    return ("EVALSHA", named.sha, str(len(named.keys)), *map(keys.resolve, named.keys), keys.base)
+
+
+def explain(error: ServerError, called: Script) -> ServerError:
+    """The error of a script, as what it means, with its place in our files."""
+    message = str(error)
+    if "STALE " in message:
+        return StaleCall(message, code="STALE")
+    where = called.locate(message)
+    place = f" (in {where})" if where else f" (in {called.name})"
+    broken = _BROKEN.search(message)
+    if broken:
+        return BrokenKey(f"{broken[1]}; nothing was changed{place}", code="BROKEN")
+    if error.code == "WRONGTYPE" or "WRONGTYPE" in message:
+        return BrokenKey(message + place, code="WRONGTYPE")
+    return ServerError(message + place, code=error.code)
+
+
+async def run_script(link: Link, name: str, keys: QueueKeys, args: Sequence[Argument], clock: str = "") -> Reply:
+    """Calls a script once. Never sends it a second time, except when the server says that it does not know it."""
+    head = _call_head(name, keys)
+    try:
+        return await link.call(*head, clock, *args)
+    except ServerError as error:
+        called = script(name)
+        if error.code != "NOSCRIPT":
+            raise explain(error, called) from None
+    await link.call("SCRIPT", "LOAD", called.source)
+    try:
+        return await link.call(*head, clock, *args)
+    except ServerError as error:
+        raise explain(error, called) from None
+
+
+class Patience:
+    """How long a caller goes on trying when the server is away, and what it wants to hear meanwhile.
+
+    Args:
+        seconds: ``math.inf`` to go on for ever.
+        on_trouble: told of each failed try.
+        until: when it is done, nobody waits any longer.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        on_trouble: Callable[[Exception], Awaitable[None]] | None = None,
+    ) -> None:
+        self.seconds = seconds
+        self.on_trouble = on_trouble
+
+
+class Lane:
+    """One line of calls. The owner makes the next call when the last has returned, and does not cancel it."""
+
+    __slots__ = ("_keys", "_link", "_number", "id")
+
+    def __init__(self, link: Link, keys: QueueKeys) -> None:
+        self.id = secrets.token_urlsafe(9)
+        self._link = link
+        self._keys = keys
+        self._number = 0
+
+    @property
+    def next_token(self) -> str:
+        """The token that jobs fetched by the next call will be locked with."""
+        return f"{self.id}:{self._number + 1}"
+
+    async def call(self, name: str, args: Sequence[Argument], patience: Patience) -> Reply:
+        """Calls a script until it has been answered, or until patience ends.
+
+        Raises:
+            ServerUnavailable: patience ended, and the call was surely not carried out.
+            ConnectionLost: patience ended, and the call may have been carried out.
+            StaleCall, BrokenKey, ServerError: the script's own answer.
+        """
+        self._number += 1
+        number = str(self._number)
+        resent = ""
+        try:
+            return await run_script(self._link, name, self._keys, (self.id, number, resent, *args))
+        except ConnectionLost as error:
+            trouble: Exception = error
+            resent = "1"
+        except ServerUnavailable as error:
+            trouble = error
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + patience.seconds if patience.seconds < math.inf else math.inf
+        pause = _FIRST_PAUSE
+        while True:
+            if patience.on_trouble is not None:
+                await patience.on_trouble(trouble)
+            wait = pause * (0.5 + random.random())  # noqa: S311  # spreads the callers; no secret
+            if loop.time() + wait > give_up:
+                if resent and not isinstance(trouble, ConnectionLost):
+                    raise ConnectionLost(f"the call was sent, and could not be repeated: {trouble}") from trouble
+                raise trouble
+            await asyncio.sleep(wait)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+            try:
+                return await run_script(self._link, name, self._keys, (self.id, number, resent, *args))
+            except ConnectionLost as error:
+                trouble = error
+                resent = "1"
+            except ServerUnavailable as error:
+                trouble = error

@@ -1,0 +1,419 @@
+"""Between Python and what stands on the server: JSON text, milliseconds, BullMQ's option names. The only place that knows them."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import datetime, timedelta, timezone
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+
+from echomq.errors import EncodingError
+from echomq.options import (
+    KEEP_COMPLETED,
+    KEEP_FAILED,
+    UNSET,
+    Backoff,
+    Duration,
+    JobSpec,
+    Keep,
+    to_seconds,
+)
+
+_encoder: Final = msgspec.json.Encoder()
+_decoder: Final = msgspec.json.Decoder()
+_packer: Final = msgspec.msgpack.Encoder()
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+# -- JSON --------------------------------------------------------------------------------------------------------------
+
+
+def encode_json(value: Any, root: str) -> bytes:
+    """Compact JSON, UTF-8. Whole numbers keep every digit; lone surrogates are escaped.
+
+    Args:
+        value: what to write.
+        root: what the value is called in messages: ``data``, ``result``.
+
+    Raises:
+        EncodingError: it holds NaN, infinity, a cycle, or something that has no JSON form; names where.
+    """
+    try:
+        text = _encoder.encode(value)
+    except (OverflowError, UnicodeEncodeError, RecursionError, TypeError, ValueError, msgspec.MsgspecError):
+        return _encode_carefully(value, root)
+    if b"null" in text:
+        _refuse_non_finite(value, root)  # msgspec writes null for NaN and infinity without a word
+    return text
+
+
+def _encode_carefully(value: Any, root: str) -> bytes:
+    plain = _to_plain(value, root, ())
+    text = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # a lone surrogate, which only an escape can carry
+        return json.dumps(plain, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _refuse_non_finite(value: Any, root: str) -> None:
+    _to_plain(value, root, ())
+
+
+def _to_plain(value: Any, path: str, above: tuple[int, ...]) -> Any:
+    """The value as dicts, lists and scalars; raises with the path of what has no JSON form."""
+    if value is None or isinstance(value, (bool, str)):
+        return str(value) if isinstance(value, str) and type(value) is not str else value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise EncodingError(f"{path} is {value!r}: JSON has no such number; send None or a text instead", path=path)
+        return value
+    if id(value) in above:
+        raise EncodingError(f"{path} contains itself: JSON has no cycles", path=path)
+    inside = (*above, id(value))
+    if isinstance(value, dict):
+        return {_key(key, path): _to_plain(item, f"{path}.{key}", inside) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_to_plain(item, f"{path}[{index}]", inside) for index, item in enumerate(value)]
+    if isinstance(value, (set, frozenset)):
+        return [_to_plain(item, f"{path}{{}}", inside) for item in value]
+    if len(inside) > 200:
+        raise EncodingError(f"{path} is nested more than 200 deep; send less", path=path)
+    fields = _fields_of(value)
+    if fields is not None:
+        return {name: _to_plain(item, f"{path}.{name}", inside) for name, item in fields.items()}
+    try:
+        return msgspec.to_builtins(value)
+    except (TypeError, ValueError, RecursionError):
+        raise EncodingError(
+            f"{path} is a {type(value).__name__}, which has no JSON form; send its parts, or a text", path=path
+        ) from None
+
+
+def _fields_of(value: Any) -> dict[str, Any] | None:
+    if isinstance(value, msgspec.Struct):
+        return {name: getattr(value, name) for name in value.__struct_fields__}
+    if hasattr(type(value), "__dataclass_fields__"):
+        return {name: getattr(value, name) for name in type(value).__dataclass_fields__}
+    return None
+
+
+def _key(key: Any, path: str) -> str:
+    if isinstance(key, str):
+        return str(key)
+    try:
+        made = msgspec.to_builtins({key: None}, str_keys=True)
+        return str(next(iter(made)))
+    except (TypeError, ValueError):
+        raise EncodingError(
+            f"{path} has a key {key!r} of type {type(key).__name__}; JSON objects have texts as keys", path=path
+        ) from None
+
+
+def decode_json(text: bytes) -> Any:
+    """What JSON text says, with whole numbers of any size. Raises ``ValueError`` for what is no JSON."""
+    try:
+        return _decoder.decode(text)
+    except msgspec.DecodeError:
+        return json.loads(text)  # lone surrogates, NaN of foreign writers
+
+
+def pack(value: dict[str, Any]) -> bytes:
+    """A few rare values for a script, in one argument."""
+    return _packer.encode(value)
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
+
+
+def to_ms(seconds: float) -> int:
+    """Whole milliseconds, at least 1 for anything above 0."""
+    return max(math.ceil(seconds * 1000 - 1e-6), 0)
+
+
+def duration_ms(value: Duration, name: str) -> int:
+    """A caller's duration in milliseconds."""
+    return to_ms(to_seconds(value, name))
+
+
+def moment_ms(moment: datetime) -> int:
+    """An aware datetime as milliseconds since the epoch."""
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
+def to_moment(ms: int | float) -> datetime:
+    """Milliseconds since the epoch as an aware datetime."""
+    return _EPOCH + timedelta(milliseconds=ms)
+
+
+# -- jobs to be added --------------------------------------------------------------------------------------------------
+
+NewJob = tuple[bytes | str, ...]
+"""The nine arguments of one job, as addJobs takes them."""
+
+_PLAIN_OPTS: Final = b'{"attempts":0}'
+
+
+def _backoff_opts(backoff: Backoff | Duration) -> dict[str, Any]:
+    if not isinstance(backoff, Backoff):
+        return {"type": "fixed", "delay": duration_ms(backoff, "backoff")}
+    made: dict[str, Any] = {"type": backoff.type, "delay": to_ms(backoff.delay)}
+    if backoff.jitter:
+        made["jitter"] = backoff.jitter
+    return made
+
+
+def _keep_opts(keep: Keep, target: Keep) -> bool | int | dict[str, Any]:
+    if keep is Keep.DEFAULT:
+        keep = target
+    if keep.age is None:
+        return True if keep.count == 0 else False if keep.count < 0 else keep.count
+    made: dict[str, Any] = {"age": math.ceil(to_seconds(keep.age, "age", most=1e10))}
+    if keep.count >= 0:
+        made["count"] = keep.count
+    return made
+
+
+@lru_cache(maxsize=512)
+def _encode_opts(
+    attempts: int,
+    backoff: Backoff | Duration | None,
+    delay: int,
+    priority: int,
+    lifo: bool,
+    remove_on_complete: Keep | None,
+    remove_on_fail: Keep | None,
+    stack_trace_limit: int | None,
+    job_id: str | None,
+    timestamp: int | None,
+) -> bytes:
+    opts: dict[str, Any] = {"attempts": attempts}
+    if backoff is not None:
+        opts["backoff"] = _backoff_opts(backoff)
+    if delay:
+        opts["delay"] = delay
+    if priority:
+        opts["priority"] = priority
+    if lifo:
+        opts["lifo"] = True
+    if remove_on_complete is not None:
+        opts["removeOnComplete"] = _keep_opts(remove_on_complete, KEEP_COMPLETED)
+    if remove_on_fail is not None:
+        opts["removeOnFail"] = _keep_opts(remove_on_fail, KEEP_FAILED)
+    if stack_trace_limit is not None:
+        opts["stackTraceLimit"] = stack_trace_limit
+    if job_id is not None:
+        opts["jobId"] = job_id
+    if timestamp is not None:
+        opts["timestamp"] = timestamp
+    return _encoder.encode(opts)
+
+
+def encode_spec(spec: JobSpec) -> NewJob:
+    """A job as the nine arguments of addJobs.
+
+    Raises:
+        EncodingError: its data has no JSON form, or its name no UTF-8 form.
+    """
+    data = b"{}" if spec.data is UNSET else encode_json(spec.data, "data")
+    try:
+        name = spec.name.encode()
+    except UnicodeEncodeError:
+        raise EncodingError(f"job name {spec.name!r} holds a lone surrogate, which has no UTF-8 form", path="name") from None
+    delay = duration_ms(spec.delay, "delay") if spec.delay is not None else 0
+    timestamp = moment_ms(spec.timestamp) if spec.timestamp is not None else None
+    if (
+        not spec.attempts
+        and not delay
+        and not spec.priority
+        and timestamp is None
+        and spec.backoff is None
+        and not spec.lifo
+        and spec.job_id is None
+        and spec.remove_on_complete is None
+        and spec.remove_on_fail is None
+        and spec.stack_trace_limit is None
+    ):
+        opts = _PLAIN_OPTS
+    else:
+        opts = _encode_opts(
+            spec.attempts, spec.backoff, delay, spec.priority, spec.lifo, spec.remove_on_complete,
+            spec.remove_on_fail, spec.stack_trace_limit, spec.job_id, timestamp,
+        )  # fmt: skip
+    return (
+        name,
+        data,
+        opts,
+        str(timestamp) if timestamp is not None else "",
+        str(delay) if delay else "0",
+        str(moment_ms(spec.at)) if spec.at is not None else "",
+        str(spec.priority) if spec.priority else "0",
+        "1" if spec.lifo else "",
+        spec.job_id or "",
+    )
+
+
+# -- jobs as they stand on the server ------------------------------------------------------------------------------------
+
+
+def keep_rule(keep: Keep, target: Keep) -> str:
+    """A retention as the finish script takes it: ``count;age;limit``."""
+    if keep is Keep.DEFAULT:
+        keep = target
+    age = "" if keep.age is None else str(math.ceil(to_seconds(keep.age, "age", most=1e10)))
+    return f"{keep.count};{age};"
+
+
+def _rule_from_opts(value: Any) -> str | None:
+    """A job's own ``removeOnComplete`` or ``removeOnFail`` (protocol 3.5.3); None: the worker's applies."""
+    match value:
+        case True:
+            return "0;;"
+        case False:
+            return "-1;;"
+        case int() | float():
+            return f"{int(value)};;"
+        case {**rule} if rule:
+            count, age, limit = rule.get("count"), rule.get("age"), rule.get("limit")
+            if all(part is None or (isinstance(part, (int, float)) and not isinstance(part, bool)) for part in (count, age, limit)):
+                return (
+                    f"{int(count) if count is not None else -1};"
+                    f"{math.ceil(age) if age is not None else ''};{int(limit) if limit is not None else ''}"
+                )
+    return None
+
+
+class JobOptions(msgspec.Struct, frozen=True):
+    """What a worker needs of a job's stored options, read without trust: Node, PHP or a person may have written them.
+
+    Attributes:
+        raw: the whole object, BullMQ's stored names.
+        keep_completed, keep_failed: retention rules for the finish script, or None for the worker's own.
+    """
+
+    raw: dict[str, Any]
+    attempts: int = 0
+    backoff_type: str | None = None
+    backoff_delay: float = 0.0
+    backoff_jitter: float = 0.0
+    lifo: bool = False
+    keep_completed: str | None = None
+    keep_failed: str | None = None
+    stack_trace_limit: int | None = None
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+@lru_cache(maxsize=1024)
+def decode_opts(text: bytes) -> JobOptions:
+    """Options from their text. Equal texts are read once.
+
+    Raises:
+        ValueError: the text is no JSON object.
+    """
+    raw = decode_json(text)
+    if not isinstance(raw, dict):
+        raise ValueError(f"opts must be a JSON object, not {type(raw).__name__}")
+    backoff_type, delay, jitter = None, 0.0, 0.0
+    match raw.get("backoff"):
+        case bool():
+            pass
+        case int() | float() as milliseconds:
+            backoff_type, delay = "fixed", (_number(milliseconds) or 0.0) / 1000
+        case {"type": str(backoff_type), **rest}:
+            delay = (_number(rest.get("delay")) or 0.0) / 1000
+            jitter = min(max(_number(rest.get("jitter")) or 0.0, 0.0), 1.0)
+    limit = _number(raw.get("stackTraceLimit"))
+    return JobOptions(
+        raw=raw,
+        attempts=int(_number(raw.get("attempts")) or 0),
+        backoff_type=backoff_type,
+        backoff_delay=max(delay, 0.0),
+        backoff_jitter=jitter,
+        lifo=bool(raw.get("lifo")),
+        keep_completed=_rule_from_opts(raw.get("removeOnComplete")),
+        keep_failed=_rule_from_opts(raw.get("removeOnFail")),
+        stack_trace_limit=None if limit is None else int(limit),
+    )
+
+
+class StoredJob:
+    """A job's hash as it was read: fields are decoded when they are asked for."""
+
+    __slots__ = ("fields", "id")
+
+    def __init__(self, job_id: str, fields: dict[bytes, bytes]) -> None:
+        self.id = job_id
+        self.fields = fields
+
+    @classmethod
+    def from_reply(cls, job_id: bytes, flat: list[bytes]) -> StoredJob:
+        """From an id and HGETALL's flat list; a later field of the same name wins."""
+        pairs = iter(flat)
+        return cls(job_id.decode("utf-8", "surrogateescape"), dict(zip(pairs, pairs, strict=True)))
+
+    def text(self, field: bytes) -> str | None:
+        """A field as text, or None."""
+        value = self.fields.get(field)
+        return None if value is None else value.decode("utf-8", "replace")
+
+    def number(self, field: bytes, default: int = 0) -> int:
+        """A field as a whole number; the default where it is absent or none."""
+        value = self.fields.get(field)
+        if value is None:
+            return default
+        try:
+            return int(value)
+        except ValueError:
+            try:
+                return int(float(value))
+            except (ValueError, OverflowError):
+                return default
+
+    def json(self, field: bytes, default: Any = None) -> Any:
+        """A field as JSON; the default where it is absent. Raises ``ValueError`` for what is no JSON."""
+        value = self.fields.get(field)
+        return default if value is None else decode_json(value)
+
+    def moment(self, field: bytes) -> datetime | None:
+        """A field as an instant, or None."""
+        value = self.number(field, -1)
+        return None if value < 0 else to_moment(value)
+
+    @property
+    def name(self) -> str:
+        """The task's name."""
+        return self.text(b"name") or ""
+
+    @property
+    def opts(self) -> JobOptions:
+        """The options. Raises ``ValueError`` where they cannot be read."""
+        return decode_opts(self.fields.get(b"opts", b"{}"))
+
+    @property
+    def attempts_made(self) -> int:
+        """Runs that ended (``attemptsMade`` is how older writers called it)."""
+        return self.number(b"attemptsMade") if b"attemptsMade" in self.fields else self.number(b"atm")
+
+    @property
+    def attempts_started(self) -> int:
+        """Runs that began."""
+        return self.number(b"ats")
+
+    def stacktrace(self) -> list[str]:
+        """Tracebacks of failed runs, oldest first; empty where they cannot be read."""
+        try:
+            traces = self.json(b"stacktrace", [])
+        except ValueError:
+            return []
+        return [trace for trace in traces if isinstance(trace, str)] if isinstance(traces, list) else []

@@ -1,0 +1,32 @@
+"""The protocol's return codes (6.4) in words. The scripts' headers say which of them each returns."""
+
+from __future__ import annotations
+
+from typing import Final
+
+JOB_GONE: Final = -1
+LOCK_GONE: Final = -2
+NOT_THERE: Final = -3
+PENDING_CHILDREN: Final = -4
+PARENT_GONE: Final = -5
+OTHER_OWNER: Final = -6
+OTHER_PARENT: Final = -7
+SCHEDULED: Final = -8
+FAILED_CHILDREN: Final = -9
+
+WORDS: Final = {
+    JOB_GONE: "the job is gone",
+    LOCK_GONE: "its lock has expired",
+    NOT_THERE: "it is not in the state that this change needs",
+    PENDING_CHILDREN: "it has children that have not finished",
+    PARENT_GONE: "its parent is gone",
+    OTHER_OWNER: "another worker owns it now",
+    OTHER_PARENT: "it belongs to another parent",
+    SCHEDULED: "it is the next run of a schedule; remove the schedule instead",
+    FAILED_CHILDREN: "children of it have failed",
+}
+
+
+def meaning(code: int | str) -> str:
+    """What a code says, for logs and errors."""
+    return code if isinstance(code, str) else WORDS.get(code, f"unknown code {code}")

@@ -1,0 +1,116 @@
+"""Finishing: the outcomes of runs, and the next fetch in the same call (``moveToFinished-14``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from echomq._redis.wire import Argument
+from echomq._store.call import Lane, Patience
+from echomq._store.codec import pack, to_ms
+from echomq._store.fetch import Turn, read_turn
+
+
+class Outcome(msgspec.Struct, frozen=True, tag_field="kind"):
+    """How a run ended, as it will be stored. Which kind it is decides which transition the server makes.
+
+    Attributes:
+        job_id, token: whose run, and under which lock.
+    """
+
+    job_id: str
+    token: str
+
+    def wire(self) -> tuple[Argument, ...]:
+        """The six arguments of moveToFinished."""
+        raise NotImplementedError
+
+
+class Completed(Outcome, frozen=True):
+    """It returned. ``value`` is JSON; ``error`` says why the real result could not be encoded."""
+
+    value: bytes
+    keep: str
+    error: str | None = None
+
+    def wire(self) -> tuple[Argument, ...]:
+        more = pack({"fields": ["resultError", self.error]}) if self.error is not None else b""
+        return ("completed", self.job_id, self.token, self.value, self.keep, more)
+
+
+class Failed(Outcome, frozen=True):
+    """It raised, and there is no further attempt."""
+
+    reason: str
+    stacktrace: bytes
+    keep: str
+    attempts: int
+
+    def wire(self) -> tuple[Argument, ...]:
+        more = pack({"fields": _failure(self.reason, self.stacktrace), "attempts": self.attempts})
+        return ("failed", self.job_id, self.token, self.reason, self.keep, more)
+
+
+class Retry(Outcome, frozen=True):
+    """It raised; the next attempt comes at once (``delay`` 0) or later."""
+
+    reason: str
+    stacktrace: bytes
+    delay: float
+    lifo: bool
+
+    def wire(self) -> tuple[Argument, ...]:
+        fields = _failure(self.reason, self.stacktrace)
+        delay = to_ms(self.delay)
+        if delay > 0:
+            return ("delayed", self.job_id, self.token, str(delay), "", pack({"fields": fields}))
+        more = {"fields": fields, "lifo": True} if self.lifo else {"fields": fields}
+        return ("retry", self.job_id, self.token, "", "", pack(more))
+
+
+class Delayed(Outcome, frozen=True):
+    """It asked to run again later. No attempt is used."""
+
+    delay: float
+
+    def wire(self) -> tuple[Argument, ...]:
+        return ("delayed", self.job_id, self.token, str(max(to_ms(self.delay), 1)), "", pack({"skip": True}))
+
+
+class RateLimited(Outcome, frozen=True):
+    """It was told to slow down: to the front of the line, and a limit for all workers."""
+
+    limit: float
+
+    def wire(self) -> tuple[Argument, ...]:
+        return ("wait", self.job_id, self.token, str(max(to_ms(self.limit), 1)), "", b"")
+
+
+class GivenBack(Outcome, frozen=True):
+    """Its worker stops, or has lost its connection: to the front of the line, for whoever comes next."""
+
+    started: bool
+
+    def wire(self) -> tuple[Argument, ...]:
+        return ("back", self.job_id, self.token, "" if self.started else "1", "", b"")
+
+
+def _failure(reason: str, stacktrace: bytes) -> list[str]:
+    return ["failedReason", reason, "stacktrace", stacktrace.decode()]
+
+
+async def finish_and_take(
+    lane: Lane,
+    want: tuple[str, str, str, str],
+    count: int,
+    outcomes: Sequence[Outcome],
+    metrics_points: int,
+    patience: Patience,
+) -> Turn:
+    """Stores outcomes, then fetches up to ``count`` jobs, in one call."""
+    token = lane.next_token
+    args: list[Argument] = [str(count), *want, str(metrics_points), str(len(outcomes))]
+    for outcome in outcomes:
+        args.extend(outcome.wire())
+    return read_turn(await lane.call("moveToFinished-14", args, patience), token)

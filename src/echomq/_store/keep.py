@@ -1,0 +1,84 @@
+"""Keeping: locks renewed, jobs of dead workers put back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from echomq._lua.loader import script
+from echomq._redis.heartbeat import HeartbeatLink
+from echomq._redis.wire import Argument
+from echomq._store.call import Lane, Patience, explain
+from echomq._store.codec import to_ms
+from echomq._store.keys import QueueKeys
+from echomq.errors import ServerError
+
+_EXTEND = "extendLocks-2"
+_SWEEP = "moveStalledJobsToWait-11"
+_MOST = 1000
+
+
+def extend_locks(
+    link: HeartbeatLink, keys: QueueKeys, held: Sequence[tuple[str, str, int]], lock_duration: float, timeout: float
+) -> list[str]:
+    """Renews the locks of (job id, token, attempts started); returns the ids that are lost. For the heartbeat's thread."""
+    lost: list[str] = []
+    for start in range(0, len(held), _MOST):
+        some = held[start : start + _MOST]
+        args: list[Argument] = [keys.base, "", str(to_ms(lock_duration)), str(len(some))]
+        for job_id, token, started in some:
+            args += (job_id, token, str(started))
+        reply = _call_sync(link, keys, _EXTEND, args, timeout)
+        lost.extend(job_id.decode("utf-8", "surrogateescape") for job_id in reply)  # type: ignore[union-attr]
+    return lost
+
+
+def _call_sync(link: HeartbeatLink, keys: QueueKeys, name: str, args: list[Argument], timeout: float) -> list[object]:
+    called = script(name)
+    names = [keys.resolve(key) for key in called.keys]
+    command: list[Argument] = ["EVALSHA", called.sha, str(len(names)), *names, *args]
+    try:
+        reply = link.call(*command, timeout=timeout)
+    except ServerError as error:
+        if error.code != "NOSCRIPT":
+            raise explain(error, called) from None
+        link.call("SCRIPT", "LOAD", called.source, timeout=timeout)
+        reply = link.call(*command, timeout=timeout)
+    assert isinstance(reply, list)
+    return reply  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What a sweep did.
+
+    Attributes:
+        recovered: ids of jobs that went back to wait.
+        next_in: seconds until the next sweep may begin.
+    """
+
+    recovered: list[str]
+    next_in: float
+
+
+async def sweep(lane: Lane, interval: float, max_stalled: int, confirm: float, patience: Patience) -> Sweep:
+    """Puts jobs back whose worker has died (protocol 3.22), unless another sweeper has just done so.
+
+    A job without a lock is looked at again after ``confirm`` seconds before it goes back (docs/architecture.md).
+    """
+    step = 0
+    recovered: list[str] = []
+    while True:
+        args = (str(to_ms(interval)), str(max_stalled), str(to_ms(confirm)), str(step))
+        reply = await lane.call(_SWEEP, args, patience)
+        assert isinstance(reply, list)
+        left, step = int(reply[1]), int(reply[2])  # type: ignore[arg-type]
+        recovered += [job_id.decode("utf-8", "replace") for job_id in reply[3:]]  # type: ignore[union-attr]
+        if step == 0:
+            return Sweep(recovered, max(left, 0) / 1000)
+        if step == _CONFIRM and len(reply) == _HEAD:
+            await asyncio.sleep(confirm)
+
+
+_CONFIRM, _HEAD = -2, 3

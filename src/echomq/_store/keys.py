@@ -1,0 +1,57 @@
+"""The names of a queue's keys. Nothing else builds one."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+
+from echomq.errors import InvalidOption
+from echomq.options import check_queue_name
+
+# The names that scripts use in their headers, where they differ from the key's own suffix.
+_SUFFIXES = {"check_at": "stalled-check", "waiting_children": "waiting-children"}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueKeys:
+    """The keys of one queue (protocol 1.1), and what other programs call it.
+
+    Attributes:
+        queue: the name that the user gave.
+        prefix: what all keys begin with.
+        protocol_name: the name by which other BullMQ programs know the queue: with braces where ``hash_tag`` is on.
+        hash_tag: whether the name stands in braces, so that a cluster keeps the queue's keys in one slot.
+    """
+
+    queue: str
+    prefix: str
+    hash_tag: bool
+    protocol_name: str
+    base: str
+    calls: str
+
+    @classmethod
+    def of(cls, queue: str, *, prefix: str = "emq", hash_tag: bool | None = None) -> QueueKeys:
+        """Checks the names. ``hash_tag=None`` means on, but off for ``prefix="bull"``, which is BullMQ's own layout."""
+        if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix:
+            raise InvalidOption(f"prefix={prefix!r}: must be a text that is not empty and has no braces")
+        braces = prefix != "bull" if hash_tag is None else hash_tag
+        check_queue_name(queue, hash_tag=braces)
+        name = f"{{{queue}}}" if braces else queue
+        return cls(queue, prefix, braces, name, f"{prefix}:{name}:", f"{prefix}x:{name}:calls")
+
+    def key(self, suffix: str) -> str:
+        """The key of this suffix."""
+        return self.base + suffix
+
+    def job(self, job_id: str) -> str:
+        """The key of a job's hash."""
+        return self.base + job_id
+
+    def resolve(self, name: str) -> str:
+        """The key that a script's header calls ``name``."""
+        return self.calls if name == "calls" else self.base + _SUFFIXES.get(name, name)
+
+    def client_name(self, suffix: str = "") -> str:
+        """The name of a connection, by which ``getWorkers`` of any runtime finds it (protocol 11.2)."""
+        return f"{self.prefix}:{base64.b64encode(self.protocol_name.encode()).decode()}{suffix}"

@@ -1,0 +1,270 @@
+"""What callers may ask for: durations, back-off, retention, and the options of a job. Frozen, and validated once."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, ClassVar, Final, TypeAlias
+
+import msgspec
+
+from echomq.errors import InvalidOption
+
+Duration: TypeAlias = float | timedelta
+"""Seconds as a number, or a ``timedelta``."""
+
+JSON: TypeAlias = Any
+"""What can be written as JSON: None, bool, int, float, str, lists and dicts of them, and what msgspec turns into them."""
+
+MAX_PRIORITY: Final = 2_097_151
+MAX_DELAY: Final = 10 * 365 * 86_400.0
+
+_INTEGER = re.compile(r"^-?(0|[1-9][0-9]*)$")
+# A job's hash stands beside the queue's own keys, so an id must not be the name of one of them.
+_QUEUE_KEYS: Final = frozenset(
+    "wait paused active prioritized delayed waiting-children completed failed id pc meta events marker stalled "
+    "stalled-check limiter repeat priority delay metrics de dn".split()
+)
+
+
+class Unset(msgspec.Struct, frozen=True):
+    """The type of ``UNSET``: an argument that was not given, where ``None`` means something."""
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Final = Unset()
+
+
+def to_seconds(value: Duration, name: str, *, least: float = 0.0, most: float = MAX_DELAY) -> float:
+    """Turns a duration into seconds.
+
+    Raises:
+        InvalidOption: it is no duration, not finite, or out of range.
+    """
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise InvalidOption(f"{name}={value!r}: must be seconds (int or float) or a timedelta")
+    if not math.isfinite(seconds) or not least <= seconds <= most:
+        raise InvalidOption(f"{name}={value!r}: must be from {least:g} to {most:g} seconds")
+    return float(seconds)
+
+
+def check_whole(value: int, name: str, *, least: int, most: int | None = None) -> int:
+    """Checks a whole number.
+
+    Raises:
+        InvalidOption: it is none, or out of range.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        bounds = f"from {least} to {most}" if most is not None else f"of at least {least}"
+        raise InvalidOption(f"{name}={value!r}: must be a whole number {bounds}")
+    return value
+
+
+def check_queue_name(name: str, *, hash_tag: bool) -> str:
+    """Checks a queue's name (protocol 1.2).
+
+    Raises:
+        InvalidOption: it is empty, contains ``:``, or braces where the braces are ours.
+    """
+    if not isinstance(name, str) or not name:
+        raise InvalidOption(f"queue name {name!r}: must be a text that is not empty")
+    if ":" in name:
+        raise InvalidOption(
+            f"queue name {name!r}: must not contain ':', which separates the parts of a key; use '-' or '.' instead"
+        )
+    if hash_tag and ("{" in name or "}" in name):
+        raise InvalidOption(
+            f"queue name {name!r}: must not contain braces, because EchoMQ puts the name into braces itself so that a "
+            "cluster keeps a queue's keys together; leave them out, or pass hash_tag=False"
+        )
+    _check_text(name, "queue name")
+    return name
+
+
+def check_job_id(job_id: str) -> str:
+    """Checks an id that the caller chose (protocol 1.3).
+
+    Raises:
+        InvalidOption: it could be taken for a number of the queue's own counter, or for one of its keys.
+    """
+    if not isinstance(job_id, str) or not job_id:
+        raise InvalidOption(f"job_id={job_id!r}: must be a text that is not empty")
+    if _INTEGER.match(job_id):
+        raise InvalidOption(
+            f"job_id={job_id!r}: must not be a whole number, which could meet an id that the queue gives out itself; "
+            f"put a word before it, such as 'order-{job_id}'"
+        )
+    if job_id.startswith("0:") or (":" in job_id and job_id.count(":") != 2):
+        raise InvalidOption(f"job_id={job_id!r}: must not contain ':'; use '-' instead")
+    if job_id.split(":")[0] in _QUEUE_KEYS:
+        raise InvalidOption(f"job_id={job_id!r}: is the name of one of the queue's own keys; choose another")
+    _check_text(job_id, "job_id")
+    return job_id
+
+
+def _check_text(text: str, name: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidOption(f"{name} {text!r}: holds a lone surrogate, which has no UTF-8 form; remove it") from None
+
+
+class Backoff(msgspec.Struct, frozen=True):
+    """How long to wait before the next attempt.
+
+    Attributes:
+        type: ``fixed``, ``exponential``, or the name of a strategy that the worker knows.
+        delay: seconds.
+        jitter: 0 to 1: this share of the wait is drawn at random, so that jobs that failed together do not return together.
+
+    Example:
+        >>> Backoff.exponential(1, jitter=0.5)      # 1 s, 2 s, 4 s …, each between half of it and all of it
+        Backoff(type='exponential', delay=1.0, jitter=0.5)
+    """
+
+    type: str
+    delay: float = 0.0
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.type, str) or not self.type:
+            raise InvalidOption(f"backoff type {self.type!r}: must be 'fixed', 'exponential' or a strategy's name")
+        to_seconds(self.delay, "backoff delay")
+        if isinstance(self.jitter, bool) or not isinstance(self.jitter, (int, float)) or not 0 <= self.jitter <= 1:
+            raise InvalidOption(f"backoff jitter {self.jitter!r}: must be a number from 0 to 1")
+
+    @classmethod
+    def fixed(cls, delay: Duration, *, jitter: float = 0.0) -> Backoff:
+        """The same wait before every attempt."""
+        return cls("fixed", to_seconds(delay, "backoff delay"), jitter)
+
+    @classmethod
+    def exponential(cls, delay: Duration, *, jitter: float = 0.0) -> Backoff:
+        """``delay``, then twice that, then four times …"""
+        return cls("exponential", to_seconds(delay, "backoff delay"), jitter)
+
+    @classmethod
+    def custom(cls, name: str, delay: Duration = 0.0) -> Backoff:
+        """A strategy that the worker was given by this name: ``Worker(backoff_strategies={name: function})``."""
+        return cls(name, to_seconds(delay, "backoff delay"))
+
+
+BackoffStrategy: TypeAlias = Callable[[int, BaseException], Duration | None]
+"""A worker's own back-off: attempts made so far (1 after the first run) and the error → how long to wait; None: fail now."""
+
+
+class Keep(msgspec.Struct, frozen=True):
+    """Which finished jobs stay readable.
+
+    Attributes:
+        count: at most so many; -1 for any number, 0 for none.
+        age: seconds after which one is removed, or None for never. Removal happens when others finish.
+
+    Example:
+        >>> Keep(count=1000, age=timedelta(days=2))
+        Keep(count=1000, age=172800.0)
+    """
+
+    count: int = -1
+    age: Duration | None = None
+
+    DEFAULT: ClassVar[Keep]
+    """Completed jobs for 24 hours, failed ones for 30 days, at most 100,000 of each."""
+    ALL: ClassVar[Keep]
+    """Every job for ever: BullMQ's default."""
+    NONE: ClassVar[Keep]
+    """Remove the job as soon as it has ended."""
+
+    def __post_init__(self) -> None:
+        check_whole(self.count, "Keep count", least=-1)
+        if self.age is not None:
+            msgspec.structs.force_setattr(self, "age", to_seconds(self.age, "Keep age", most=1e10))
+
+
+class _DefaultKeep(Keep, frozen=True):
+    """Its own type, because it means something else for completed than for failed jobs."""
+
+    def __repr__(self) -> str:
+        return "Keep.DEFAULT"
+
+
+Keep.DEFAULT = _DefaultKeep()
+Keep.ALL = Keep()
+Keep.NONE = Keep(count=0)
+
+KEEP_COMPLETED: Final = Keep(count=100_000, age=86_400.0)
+KEEP_FAILED: Final = Keep(count=100_000, age=30 * 86_400.0)
+
+
+class JobSpec(msgspec.Struct, frozen=True):
+    """A job to be added: its name, its data, and its options.
+
+    Attributes:
+        name: the task's name.
+        data: anything that can be written as JSON; left out, an empty object.
+        job_id: an id of your own. Adding it again while a job of this id exists changes nothing.
+        delay: seconds, or a ``timedelta``, before it may run.
+        at: the moment (an aware ``datetime``) from which it may run; instead of ``delay``.
+        priority: 0 (none: runs before all with one) or 1 … 2097151, lower first.
+        lifo: put it at the front of the line.
+        attempts: how often it may run in all; 0 and 1 both mean once.
+        backoff: what to wait between attempts: a ``Backoff``, or seconds.
+        remove_on_complete, remove_on_fail: which finished jobs to keep; left out, the worker decides.
+        stack_trace_limit: how many tracebacks to keep.
+        timestamp: when it was made; left out, the server's now.
+
+    Example:
+        >>> JobSpec("enroll", {"learner": 7}, attempts=5, backoff=Backoff.exponential(1))
+    """
+
+    name: str
+    data: JSON = UNSET
+    job_id: str | None = None
+    delay: Duration | None = None
+    at: datetime | None = None
+    priority: int = 0
+    lifo: bool = False
+    attempts: int = 0
+    backoff: Backoff | Duration | None = None
+    remove_on_complete: Keep | None = None
+    remove_on_fail: Keep | None = None
+    stack_trace_limit: int | None = None
+    timestamp: datetime | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise InvalidOption(f"job name {self.name!r}: must be a text that is not empty")
+        if self.priority != 0:
+            check_whole(self.priority, "priority", least=0, most=MAX_PRIORITY)
+        if self.attempts != 0:
+            check_whole(self.attempts, "attempts", least=0)
+        if self.job_id is not None:
+            check_job_id(self.job_id)
+        if self.delay is not None:
+            to_seconds(self.delay, "delay")
+        if self.at is not None or self.timestamp is not None:
+            self._check_moments()
+        if self.backoff is not None and not isinstance(self.backoff, Backoff):
+            to_seconds(self.backoff, "backoff")
+        for name in ("remove_on_complete", "remove_on_fail"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Keep):
+                raise InvalidOption(f"{name}={value!r}: must be a Keep, such as Keep(count=1000), Keep.ALL or Keep.NONE")
+        if self.stack_trace_limit is not None:
+            check_whole(self.stack_trace_limit, "stack_trace_limit", least=0)
+        if not isinstance(self.lifo, bool):
+            raise InvalidOption(f"lifo={self.lifo!r}: must be True or False")
+
+    def _check_moments(self) -> None:
+        if self.at is not None and self.delay is not None:
+            raise InvalidOption(f"at={self.at!r} and delay={self.delay!r}: give one of them")
+        for name, value in (("at", self.at), ("timestamp", self.timestamp)):
+            if value is not None and (not isinstance(value, datetime) or value.tzinfo is None):
+                raise InvalidOption(
+                    f"{name}={value!r}: must be a datetime with a time zone, such as datetime.now(timezone.utc)"
+                )
