@@ -1,5 +1,6 @@
 --- The record of each lane's last call: what makes it safe to send a call again.
--- A field of the hash is a lane; its value is "number:milliseconds:packed reply". A number that is already there is
+-- A field of the hash is a lane; its value is "number:milliseconds:packed reply", where the milliseconds say when the lane
+-- last renewed the expiry of the hash, at most a minute before its last call. A number that is already there is
 -- answered from the record, a lower one is refused: its caller has long since moved on.
 
 local M = {}
@@ -13,27 +14,30 @@ function M.find(calls, lane, number)
   if type(record) == "table" then
     error("BROKEN " .. calls .. " must be a hash", 0)
   end
-  M.renewed = nil
   if not record then
     return nil
   end
-  local colon = string.find(record, ":", 1, true)
-  local second = string.find(record, ":", colon + 1, true)
-  local last = tonumber(string.sub(record, 1, colon - 1))
-  if number < last then
+  local last, renewed, packed_at = string.match(record, "^(%d+):(%d+):()")
+  if not last then
+    error("BROKEN " .. calls .. " has a record of lane " .. lane .. " that is none of ours", 0)
+  end
+  if number < tonumber(last) then
     error("STALE call " .. number .. " of a lane that is at " .. last, 0)
   end
-  M.renewed = tonumber(string.sub(record, colon + 1, second - 1))
-  if number == last then
-    return cmsgpack.unpack(string.sub(record, second + 1))
+  M.renewed = renewed
+  if number == tonumber(last) then
+    return cmsgpack.unpack(string.sub(record, packed_at))
   end
   return nil
 end
 
 --- Keeps the reply (strings and whole numbers, nested tables allowed) and hands it back.
 function M.keep(calls, lane, number, now, now_text, reply)
-  redis.call("HSET", calls, lane, string.format("%.0f:", number) .. now_text .. ":" .. cmsgpack.pack(reply))
-  if not M.renewed or now - M.renewed > RENEW_AFTER_MS or now < M.renewed then
+  local renewed = tonumber(M.renewed)
+  local due = not renewed or now - renewed > RENEW_AFTER_MS or now < renewed
+  redis.call("HSET", calls, lane,
+    string.format("%.0f:", number) .. (due and now_text or M.renewed) .. ":" .. cmsgpack.pack(reply))
+  if due then
     redis.call("EXPIRE", calls, KEEP_SECONDS)
   end
   return reply

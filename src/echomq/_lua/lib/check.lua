@@ -3,6 +3,8 @@
 
 local M = {}
 
+M.EXACT = 9007199254740992   -- up to here a whole number is exact, in Lua as in JavaScript
+
 local function length(command, key, kind)
   local found = redis.pcall(command, key)
   if type(found) ~= "number" then

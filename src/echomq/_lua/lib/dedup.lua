@@ -1,4 +1,4 @@
---- @use check new_job
+--- @use check new_job place
 --- The end of a deduplicated job (protocol 7.4, 7.5).
 
 local M = {}
@@ -9,7 +9,7 @@ function M.look(q, deid)
   local next_key = q.base .. "dn:" .. deid
   local found = { key = key, next_key = next_key, owner = check.text(key) }
   if check.hash(next_key) > 0 then
-    check.counter(q.id)
+    local number = check.counter(q.id) + 1
     check.counter(q.pc)
     local payload = check.fields(next_key, "name", "data", "opts", "jid", "pk", "pd", "pdk", "rjk")
     local readable, opts = pcall(cjson.decode, payload[3] or "{}")
@@ -19,6 +19,7 @@ function M.look(q, deid)
     if payload[7] then
       check.set(payload[7])
     end
+    check.hash(q.base .. (payload[4] or place.whole(number)))
     found.payload, found.opts = payload, opts
   end
   return found
@@ -42,13 +43,13 @@ function M.add_next(q, found, deid, now, now_text)
   local id = payload[4] or number
   local de = type(opts.de) == "table" and opts.de or {}
   local ttl = tonumber(de.ttl)
-  if ttl and ttl > 0 and not de.keepLastIfActive then
+  if ttl and ttl >= 1 and ttl < check.EXACT and not de.keepLastIfActive then
     redis.call("SET", found.key, id, "PX", string.format("%.0f", ttl))
   else
     redis.call("SET", found.key, id)
   end
-  local delay = type(opts.delay) == "number" and opts.delay > 0 and opts.delay or 0
-  local priority = tonumber(opts.priority) or 0
+  local delay = type(opts.delay) == "number" and opts.delay > 0 and opts.delay < check.EXACT and opts.delay or 0
+  local priority = place.priority(opts.priority)
   local extra = { "deid", deid }
   for name, at in pairs({ parentKey = 5, parent = 6, rjk = 8 }) do
     if payload[at] then

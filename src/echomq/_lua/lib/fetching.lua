@@ -6,7 +6,8 @@ local M = {}
 local MAX_BYTES = 1048576
 M.PAUSED, M.MAXED, M.LIMITED, M.MORE_DUE = 1, 2, 4, 8
 
---- The next ids in order of service, still where they are: those of wait, then those of prioritized.
+--- The next ids in order of service, still where they are: those of wait, then those of prioritized. Also how many are
+--- from wait, and whether prioritized ends with them.
 local function candidates(q, wanted)
   local waiting = redis.call("LRANGE", q.wait, tostring(-wanted), "-1")
   local ids = {}
@@ -20,10 +21,10 @@ local function candidates(q, wanted)
       ids[#ids + 1] = id
     end
     if #ranked < wanted - from_wait then
-      redis.call("DEL", q.pc)   -- prioritized ends here: ties may count from the start again
+      return ids, from_wait, true
     end
   end
-  return ids, from_wait
+  return ids, from_wait, false
 end
 
 --- How many jobs the rate window still admits, and the milliseconds until it opens again (0 if it is open).
@@ -78,7 +79,7 @@ function M.run(q, settings, want, now, now_text, reply)
 
   local taken, counted, dropped = 0, 0, {}
   if wanted > 0 then
-    local ids, from_wait = candidates(q, wanted)
+    local ids, from_wait, ends = candidates(q, wanted)
     local jobs, broken, bytes, last = {}, {}, 0, 0
     for index, id in ipairs(ids) do
       local hash = redis.pcall("HGETALL", q.base .. id)
@@ -108,7 +109,7 @@ function M.run(q, settings, want, now, now_text, reply)
         end
       end
       if #moved > 0 then
-        redis.call("LPUSH", q.active, unpack(moved))
+        redis.call("LPUSH", q.active, unpack(moved))   -- the first write, so that a full memory refuses the fetch whole
       end
       for index = 1, last do
         local id = ids[index]
@@ -159,6 +160,9 @@ function M.run(q, settings, want, now, now_text, reply)
           end
         end
       end
+    end
+    if ends and last == #ids then
+      redis.call("DEL", q.pc)   -- nothing prioritized is left beyond these: ties may count from the start again
     end
   end
 

@@ -7,8 +7,8 @@ function M.look(key)
   check.hash(key)
   check.list(key .. ":data")
   for index, field in ipairs(check.fields(key, "count", "prevTS", "prevCount")) do
-    if field and not tonumber(field) then
-      error("BROKEN " .. key .. " has a field " .. index .. " that is no number", 0)
+    if field and not check.is_count(field) then
+      error("BROKEN " .. key .. " has a field " .. index .. " that is no whole number", 0)
     end
   end
 end
@@ -27,8 +27,14 @@ function M.collect(key, points, finished, now, now_text)
   end
   local data = key .. ":data"
   redis.call("LPUSH", data, place.whole(before - tonumber(state[2] or "0")))
-  for _ = 2, minutes do
-    redis.call("LPUSH", data, "0")
+  local empty, zeros = minutes - 1, {}
+  while empty > 0 do
+    local step = math.min(empty, 1000)
+    for index = 1, step do
+      zeros[index] = "0"
+    end
+    redis.call("LPUSH", data, unpack(zeros, 1, step))
+    empty = empty - step
   end
   redis.call("LTRIM", data, "0", tostring(points - 1))
   redis.call("HSET", key, "prevCount", place.whole(before), "prevTS", now_text)

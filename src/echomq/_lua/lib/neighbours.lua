@@ -16,7 +16,7 @@ function M.look(q, settings)
     check.list(q.paused)
   end
   check.zset(q.failed)
-  check.text(q.limiter)
+  check.counter(q.limiter)
   return waiting, ranked, active
 end
 

@@ -3,6 +3,28 @@
 
 local M = {}
 
+local queues = {}   -- those whose keys have been looked at, by base
+
+--- The keys and settings of a parent's queue; raises BROKEN.
+local function queue_of(base)
+  local q = queues[base]
+  if not q then
+    q = queue_keys.of(base)
+    check.list(q.wait)
+    check.list(q.active)
+    check.zset(q.prioritized)
+    check.zset(q.delayed)
+    check.zset(q.waiting_children)
+    check.zset(q.failed)
+    check.zset(q.marker)
+    check.stream(q.events)
+    check.counter(q.pc)
+    q.settings = queue_meta.read(q.meta)
+    queues[base] = q
+  end
+  return q
+end
+
 --- Reads all that the functions below touch; raises BROKEN. Returns the parent as they want it, or nil if it is gone.
 function M.look(parent_key)
   local base, id = queue_keys.split(parent_key)
@@ -13,24 +35,16 @@ function M.look(parent_key)
   if not fields[1] and redis.call("EXISTS", parent_key) == 0 then
     return nil
   end
-  local q = queue_keys.of(base)
+  local q = queue_of(base)
   check.set(parent_key .. ":dependencies")
   check.hash(parent_key .. ":processed")
   check.hash(parent_key .. ":failed")
   check.zset(parent_key .. ":unsuccessful")
-  check.list(q.wait)
-  check.list(q.active)
-  check.zset(q.prioritized)
-  check.zset(q.delayed)
-  check.zset(q.waiting_children)
-  check.zset(q.failed)
-  check.zset(q.marker)
-  check.stream(q.events)
-  check.counter(q.pc)
-  return {
-    key = parent_key, id = id, q = q, settings = queue_meta.read(q.meta),
-    priority = tonumber(fields[2] or "0") or 0, delay = tonumber(fields[3] or "0") or 0,
-  }
+  local delay = tonumber(fields[3] or "")
+  if not (delay and delay > 0 and delay < check.EXACT) then
+    delay = 0
+  end
+  return { key = parent_key, id = id, q = q, settings = q.settings, priority = place.priority(fields[2]), delay = delay }
 end
 
 --- Out of waiting-children and to where it runs. The caller knows that it sits there no more.

@@ -11,6 +11,17 @@ local function whole(number)
 end
 M.whole = whole
 
+local HIGHEST = 2097151   -- scores stay exact up to here
+
+--- The priority that a job's hash or options give, as a number that makes a score: 0 where it gives none.
+function M.priority(given)
+  local number = tonumber(given or "")
+  if number and number > 0 then   -- not true of NaN
+    return math.min(number, HIGHEST)
+  end
+  return 0
+end
+
 --- A fresh score of a priority: after all that are there now.
 function M.score(priority, pc)
   return whole(priority * CLASS + redis.call("INCR", pc) % CLASS)

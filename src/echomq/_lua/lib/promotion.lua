@@ -23,7 +23,7 @@ function M.run(q, now)
     if found.err then
       priorities[index] = 0          -- no hash: into wait, where the fetch fails it
     elseif found[1] or found[2] then
-      priorities[index] = tonumber(found[1] or "0") or 0
+      priorities[index] = place.priority(found[1])
     end                              -- nothing there: a ghost, only taken out
   end
   for index, id in ipairs(due) do

@@ -7,7 +7,8 @@ function M.of(base)
     base = base,
     wait = base .. "wait", active = base .. "active", prioritized = base .. "prioritized",
     delayed = base .. "delayed", waiting_children = base .. "waiting-children", failed = base .. "failed",
-    completed = base .. "completed", paused = base .. "paused", marker = base .. "marker", events = base .. "events", meta = base .. "meta", pc = base .. "pc",
+    completed = base .. "completed", paused = base .. "paused", marker = base .. "marker", events = base .. "events",
+    meta = base .. "meta", pc = base .. "pc",
   }
 end
 

@@ -5,15 +5,24 @@ local M = {}
 
 local DEFAULT_MAX_EVENTS = "10000"
 
+--- A setting as a whole number, or nil where it is absent or no number that one can count with.
+local function whole(text)
+  local number = tonumber(text or "")
+  if number and number > -check.EXACT and number < check.EXACT then
+    return math.floor(number)
+  end
+  return nil
+end
+
 --- paused, concurrency, max, duration (numbers or nil), max_events (text).
 function M.read(meta)
   local found = check.fields(meta, "paused", "concurrency", "max", "duration", "opts.maxLenEvents")
   return {
     paused = found[1] and true or false,
-    concurrency = found[2] and tonumber(found[2]),
-    max = found[3] and tonumber(found[3]),
-    duration = found[4] and tonumber(found[4]),
-    max_events = found[5] and tonumber(found[5]) and found[5] or DEFAULT_MAX_EVENTS,
+    concurrency = whole(found[2]),
+    max = whole(found[3]),
+    duration = whole(found[4]),
+    max_events = found[5] and #found[5] < 16 and string.find(found[5], "^%d+$") and found[5] or DEFAULT_MAX_EVENTS,
     events_unset = not found[5],
   }
 end

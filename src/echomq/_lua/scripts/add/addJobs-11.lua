@@ -61,10 +61,10 @@ for index = 0, count - 1 do
     end
   end
   if added then
-    if due ~= "" then
-      delay = math.max(0, tonumber(due) - now)
-    end
     local timestamp_text = timestamp ~= "" and timestamp or now_text
+    if due ~= "" then
+      delay = tonumber(due) > now and math.max(0, tonumber(due) - tonumber(timestamp_text)) or 0
+    end
     new_job.store(q, job_id, ARGV[at], ARGV[at + 1], ARGV[at + 2], timestamp_text, place.whole(delay), ARGV[at + 6])
     if new_job.put(q, job_id, tonumber(timestamp_text), delay, priority, ARGV[at + 7] == "1") == "delayed" then
       later = true

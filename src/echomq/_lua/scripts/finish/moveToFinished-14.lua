@@ -137,7 +137,8 @@ local function finish(kind, job_id, job_token, value, index, rule, fields, attem
     if not readable or type(flags) ~= "table" then
       error("BROKEN " .. key .. " has a parent field that is no JSON object", 0)
     end
-    policy = flags.fpof and "fpof" or flags.cpof and "cpof" or flags.idof and "idof" or flags.rdof and "rdof" or nil
+    policy = flags.fpof == true and "fpof" or flags.cpof == true and "cpof" or flags.idof == true and "idof"
+      or flags.rdof == true and "rdof" or nil
   end
   local unique = job[4] and dedup.look(q, job[4])
   local count_made = (tonumber(job[2] or job[5] or "0") or 0) + 1
@@ -187,7 +188,7 @@ local function put_back(kind, job_id, job_token, value, index, more)
   if owned ~= 0 then
     return owned
   end
-  local priority = tonumber(job[3] or "0") or 0
+  local priority = place.priority(job[3])
   local made = place.whole((tonumber(job[2] or job[5] or "0") or 0) + 1)
   local delay = kind == "delayed" and tonumber(value)
   if kind == "delayed" and not delay then

@@ -24,7 +24,7 @@
 -- put back at the first look, exactly as protocol 3.22 has it.
 local CHUNK = 1000
 local RECOVER = 100
-local FORGET_AFTER_MS = 3600000
+local FORGET_AFTER_MS = 3660000   -- an hour, and the minute that a record's time may lie before its last call
 local CONFIRM = -2
 local SUSPECT_MS = "3600000"
 
@@ -75,7 +75,7 @@ local function put_back(job_id)
   if redis.call("LREM", active, "-1", job_id) == 0 then
     return
   end
-  local priority = tonumber(job[1] or "0") or 0
+  local priority = place.priority(job[1])
   if priority > 0 then
     redis.call("ZADD", prioritized, place.front_score(priority, prioritized, base .. "pc"), job_id)
   else
