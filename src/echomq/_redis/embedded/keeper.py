@@ -24,6 +24,7 @@ import os
 import select
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 TICK = 0.5
 """Seconds between two looks at the users and the server; the end of the server itself wakes the keeper at once."""
+
+STARTING_TICK = 0.005
+"""The first pause while a server starts, because somebody waits for it; the pauses grow to TICK."""
 
 LINGER = 1.0
 """Seconds that the server outlives its last user, so that scripts run one after another find it warm."""
@@ -264,11 +268,31 @@ def health(path: str, *, timeout: float) -> str:
     return "ready"
 
 
+def make_private_folder(path: str) -> None:
+    """Make a folder that only this user can enter, or check that the existing one is such.
+
+    Raises:
+        OSError: it cannot be made, is a link or no folder, belongs to another user, or others may enter it.
+    """
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    state = os.lstat(path)  # not stat: whoever may place a link here may choose whose folder it leads to
+    if not stat.S_ISDIR(state.st_mode):
+        raise PermissionError(f"{path} is not a folder (a link is not followed); remove it")
+    if state.st_uid != os.geteuid():
+        raise PermissionError(f"{path} belongs to user {state.st_uid}, not to this user ({os.geteuid()}); remove it")
+    if state.st_mode & 0o077:
+        raise PermissionError(f"{path} may be entered by others; chmod 700 {path}")
+
+
 # --- one server ----------------------------------------------------------------------
 
 
 def spawn(folder: str, binary: str, record: Record) -> int | None:
     """Start a server on the folder, inside a ``start`` round. None if one runs already. Raises OSError."""
+    make_private_folder(os.path.dirname(record.socket))  # the end of a session may have removed it
     with lock(folder, "server") as held:
         if not held.take():
             return None
@@ -392,6 +416,7 @@ class Keeper:
         self.answered = False
         self.failures = 0
         self.next_start = 0.0
+        self.starting_pause = STARTING_TICK
         self.unused_since: float | None = None
         self.asked_to_stop = False
 
@@ -410,13 +435,20 @@ class Keeper:
             finally:
                 self.start.close()
             while self.look_again():
-                # Until the server has answered, look often, but not hot; afterwards the signals wake us.
-                select.select([wake], [], [], TICK if self.answered else 0.02)
+                select.select([wake], [], [], self.pause())
                 try:
                     while os.read(wake, 64):
                         pass
                 except BlockingIOError:
                     pass
+
+    def pause(self) -> float:
+        if self.answered:
+            return TICK
+        if self.pid is None:
+            return max(STARTING_TICK, min(TICK, self.next_start - time.monotonic()))
+        self.starting_pause = min(self.starting_pause * 1.2, TICK)
+        return self.starting_pause
 
     def listen(self) -> int:
         wake, writer = os.pipe()
@@ -496,7 +528,7 @@ class Keeper:
 
     def begin(self) -> None:
         record = self.record()
-        self.answered = False
+        self.answered, self.starting_pause = False, STARTING_TICK
         self.pid = spawn(self.folder, self.binary, record)
         self.is_child = self.pid is not None
         if self.pid is None:

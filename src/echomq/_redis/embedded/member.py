@@ -10,6 +10,7 @@ import select
 import subprocess
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, Self, get_args
@@ -78,15 +79,17 @@ def join(name: str = "default", *, fsync: Fsync = "everysec") -> EmbeddedServer:
 
 async def join_async(name: str = "default", *, fsync: Fsync = "everysec") -> EmbeddedServer:
     """`join` without blocking the event loop. If the caller is cancelled meanwhile, the server is left again."""
-    joining = asyncio.ensure_future(asyncio.to_thread(join, name, fsync=fsync))
+    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="echomq-join")
+    joining = pool.submit(join, name, fsync=fsync)
+    pool.shutdown(wait=False)  # the thread ends with its one task
     try:
-        return await asyncio.shield(joining)
+        return await asyncio.wrap_future(joining)
     except asyncio.CancelledError:
-        joining.add_done_callback(_leave_again)
+        joining.add_done_callback(_leave_again)  # in the thread: the loop may be gone by then
         raise
 
 
-def _leave_again(joining: asyncio.Future[EmbeddedServer]) -> None:
+def _leave_again(joining: Future[EmbeddedServer]) -> None:
     if not joining.cancelled() and joining.exception() is None:
         joining.result().close()
 
@@ -132,6 +135,10 @@ class EmbeddedServer:
         if self._users is None or self._users.fd < 0:
             raise ServerUnavailable(f"the embedded server {self.name!r} was left by this process; join it again")
         self._start_until_ready()
+
+    async def ensure_async(self) -> None:
+        """`ensure` without blocking the event loop."""
+        await asyncio.to_thread(self.ensure)
 
     def __enter__(self) -> Self:
         return self
@@ -201,6 +208,7 @@ class EmbeddedServer:
                         f"{self.path / Record.FILE} was removed while the server runs; end the processes that use it"
                     )
                 self._require_fsync(running)
+                keeper.make_private_folder(os.path.dirname(running.socket))
                 self.socket = running.socket
                 return None
             program = find()
@@ -235,37 +243,40 @@ class EmbeddedServer:
         return record
 
     def _is_ready(self, report: int | None) -> bool:
-        """Wait until the server answers. False: its keeper has died, and a new one is needed."""
+        """Wait until the server answers. False: its keeper has died, and a new one is needed.
+
+        Whoever started the keeper waits for the keeper's word, because before that a server that ends is a failed start
+        (for us to report), and after that an accident (for the keeper to mend).
+        """
         began = last_sign = last_progress = time.monotonic()
         pause = 0.002
         while True:
+            if report is not None and (said := self._keeper_says(report, pause)) is not None:
+                return said
             state = keeper.health(self.socket, timeout=1.0)
-            now = time.monotonic()
-            if state == "ready":
+            if state == "ready" and report is None:
                 return True
-            if state == "loading":
+            now = time.monotonic()
+            if state in ("ready", "loading"):
                 last_sign = now
-                if now - last_progress >= PROGRESS_INTERVAL:
-                    last_progress = now
-                    _log.info("embedded server %r is reading its data: %s", self.name, loading_progress(self.socket))
+            if state == "loading" and now - last_progress >= PROGRESS_INTERVAL:
+                last_progress = now
+                _log.info("embedded server %r is reading its data: %s", self.name, loading_progress(self.socket))
             if now - last_sign > ANSWER_LIMIT or now - began > LOADING_LIMIT:
                 raise ServerUnavailable(
                     f"the embedded server {self.name!r} at {self.socket} does not answer: it has been {state} for "
                     f"{now - began:.0f} seconds; see `echomq server status {self.name}` and {self.path / 'server.log'}"
                 )
-            if report is not None:
-                if not self._keeper_reports(report, pause):
-                    return False
-            else:
+            if report is None:
                 time.sleep(pause)
                 if pause >= 0.05 and not self._has_keeper():
                     return False
             pause = min(pause * 1.5, 0.05)
 
-    def _keeper_reports(self, report: int, pause: float) -> bool:
-        """Wait a moment for the keeper's report. False: it died without one. Raises if the server does not start."""
-        if not select.select([report], [], [], pause)[0]:
-            return True
+    def _keeper_says(self, report: int, seconds: float) -> bool | None:
+        """Wait a moment for the keeper's word: the server is ready, or (False) the keeper died. Raises if it failed."""
+        if not select.select([report], [], [], seconds)[0]:
+            return None
         text = os.read(report, 8192).decode(errors="replace")
         if text.startswith("failed "):
             raise ServerUnavailable(

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from urllib.parse import quote
 
+from echomq._redis.embedded.keeper import make_private_folder
 from echomq.errors import InvalidOption
 
 SOCKET_PATH_LIMIT = 103
@@ -155,22 +156,3 @@ def _is_ours(folder: str) -> bool:
         return os.stat(folder).st_uid == os.geteuid()
     except OSError:
         return False
-
-
-def make_private_folder(path: str) -> None:
-    """Make a folder that only this user can enter, or check that the existing one is such.
-
-    Raises:
-        OSError: it cannot be made, is a link or no folder, belongs to another user, or others may enter it.
-    """
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        pass
-    state = os.lstat(path)  # not stat: whoever may place a link here may choose whose folder it leads to
-    if not stat.S_ISDIR(state.st_mode):
-        raise PermissionError(f"{path} is not a folder (a link is not followed); remove it")
-    if state.st_uid != os.geteuid():
-        raise PermissionError(f"{path} belongs to user {state.st_uid}, not to this user ({os.geteuid()}); remove it")
-    if state.st_mode & 0o077:
-        raise PermissionError(f"{path} may be entered by others; chmod 700 {path}")

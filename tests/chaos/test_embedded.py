@@ -1,0 +1,385 @@
+"""The embedded server: users come and go and are killed, as are the keeper and the server; nothing is lost or left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import redis
+
+from echomq._redis.embedded import EmbeddedServer, join, join_async, member, places, start, status, stop
+from echomq._redis.embedded.keeper import ask, health
+from echomq.errors import InvalidOption, ServerUnavailable, UnsupportedServer
+from tests.support.server import binary
+from tests.support.wait import wait_until
+
+USER = Path(__file__).with_name("embedded_user.py")
+
+
+def processes(*folders: Path) -> dict[int, str]:
+    """The living servers and keepers of these data folders."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if Path(os.readlink(f"/proc/{pid}/cwd")) in folders:
+                found[int(pid)] = "server"
+            elif any(word == os.fsencode(folder) for word in words for folder in folders):
+                found[int(pid)] = "keeper"
+    return found
+
+
+def servers(folder: Path) -> list[int]:
+    return [pid for pid, role in processes(folder).items() if role == "server"]
+
+
+def kill(pid: int | None) -> None:
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+def keeper_pid(server: EmbeddedServer) -> int:
+    pid = status(server.name).keeper_pid
+    assert pid is not None
+    return pid
+
+
+async def comes_back(server: EmbeddedServer, *, not_as: int | None) -> None:
+    await wait_until(lambda: server.pid != not_as and health(server.socket, timeout=1) == "ready")
+
+
+def get(server: EmbeddedServer, key: str) -> str:
+    return ask(server.socket, "GET", key, timeout=5)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home of the test's own, with a name that has to be quoted; nothing may run there when the test has ended."""
+    folder = tmp_path / 'müller\'s "home"'
+    monkeypatch.setenv("ECHOMQ_HOME", str(folder))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.delenv("ECHOMQ_SERVER", raising=False)
+    yield folder
+    folders = list(folder.glob("*"))
+    deadline = time.monotonic() + 10
+    while left := processes(*folders):
+        if time.monotonic() > deadline:
+            for pid in left:
+                kill(pid)
+            raise AssertionError(f"left behind: {left}")
+        time.sleep(0.02)
+
+
+class User:
+    """Another process that uses a server."""
+
+    def __init__(self, name: str, what: str = "wait") -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(USER), name, what], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def reads(self, word: str) -> list[str]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().split()
+        assert line[:1] == [word], f"the user said {line}"
+        return line[1:]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> str:
+        """Let it end by itself; what it has said since the last reading."""
+        return self.process.communicate()[0]
+
+
+MakeUser = Callable[..., User]
+
+
+@pytest.fixture
+def make_user() -> Iterator[MakeUser]:
+    """Makes users, and ends them with the test."""
+    users: list[User] = []
+
+    def make(name: str, what: str = "wait") -> User:
+        users.append(User(name, what))
+        return users[-1]
+
+    yield make
+    for user in users:
+        user.kill()
+        for pipe in (user.process.stdin, user.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+async def test_fifty_processes_come_and_go(home: Path, make_user: MakeUser) -> None:
+    folder, chance = home / "shared", random.Random(7)
+    written: list[str] = []
+    most_servers = 0
+    for wave in range(5):
+        users = [make_user("shared", "write") for _ in range(10)]
+        victims = chance.sample(users, 5)
+        deaths = sorted((time.monotonic() + chance.uniform(0.0, 1.2), number) for number in range(5))
+        while any(user.process.poll() is None for user in users):
+            most_servers = max(most_servers, len(servers(folder)))
+            while deaths and time.monotonic() >= deaths[0][0]:
+                victims[deaths.pop(0)[1]].process.kill()
+            await asyncio.sleep(0.01)
+        for user in users:
+            said = user.end()
+            written += re.findall(r"^wrote (\S+)$", said, re.MULTILINE)
+            assert user.process.returncode in (0, -signal.SIGKILL), said
+        await asyncio.sleep(
+            chance.uniform(0.9, 1.7) if wave else 0
+        )  # the next wave meets the server as it stops, or not
+    assert most_servers == 1
+    assert len(written) >= 75
+    with join("shared") as server:
+        assert [key for key in written if get(server, key) != "there"] == []
+    await wait_until(lambda: not processes(folder), what="all gone")
+    assert_one_after_another(folder)
+
+
+def assert_one_after_another(folder: Path) -> None:
+    """The servers' log: each one has said good-bye before the next one starts."""
+    log = (folder / "server.log").read_text()
+    turns = re.findall(r"^(\d+):M .*(is starting|bye bye)", log, re.MULTILINE)
+    for (first, hello), (second, goodbye) in zip(turns[::2], turns[1::2], strict=True):
+        assert (first, hello, goodbye) == (second, "is starting", "bye bye")
+
+
+async def test_a_killed_keeper_is_replaced_and_the_server_goes_on() -> None:
+    with join("orders") as server:
+        pid, keeper = server.pid, keeper_pid(server)
+        ask(server.socket, "SET", "key", "there", timeout=5)
+        kill(keeper)
+        await wait_until(lambda: status("orders").keeper_pid is None)
+        assert get(server, "key") == "there"
+        server.ensure()
+        assert keeper_pid(server) != keeper
+        assert server.pid == pid
+
+        kill(keeper_pid(server))
+        await wait_until(lambda: status("orders").keeper_pid is None)
+        with join("orders") as joiner:  # a joiner does the same
+            assert joiner.url == server.url
+            assert joiner.pid == pid
+            assert keeper_pid(joiner)
+
+        kill(pid)  # an adopted server, too, is started again
+        await comes_back(server, not_as=pid)
+
+
+async def test_a_killed_server_comes_back_with_its_data_at_the_same_place() -> None:
+    with join("orders", fsync="always") as server:
+        for round_number in range(3):
+            pid = server.pid
+            ask(server.socket, "SET", f"key{round_number}", "there", timeout=5)
+            kill(pid)
+            await comes_back(server, not_as=pid)
+            assert get(server, f"key{round_number}") == "there"
+
+
+async def test_after_the_death_of_all_the_next_user_finds_the_data(home: Path, make_user: MakeUser) -> None:
+    user = make_user("orders")
+    user.reads("joined")
+    with join("orders", fsync="always") as server:
+        ask(server.socket, "SET", "key", "there", timeout=5)
+        kill(keeper_pid(server))
+        kill(server.pid)
+        await wait_until(lambda: not processes(home / "orders"))
+        server.ensure()
+        assert get(server, "key") == "there"
+        kill(keeper_pid(server))
+        kill(server.pid)
+    user.kill()
+    await wait_until(lambda: not processes(home / "orders"))
+    with join("orders") as server:
+        assert get(server, "key") == "there"
+
+
+async def test_the_server_ends_when_all_its_users_were_killed(home: Path, make_user: MakeUser) -> None:
+    users = [make_user("orders") for _ in range(3)]
+    for user in users:
+        user.reads("joined")
+    assert status("orders").users == sorted(user.process.pid for user in users)
+    for user in users:
+        user.kill()
+    await wait_until(lambda: not processes(home / "orders"), timeout=6)
+    assert not status("orders").running
+
+
+@pytest.mark.parametrize("what", ["fork", "children"])
+async def test_children_of_a_user_are_no_users(home: Path, what: str, make_user: MakeUser) -> None:
+    user = make_user("orders", what)
+    user.reads("joined")
+    child = int(user.reads("child")[0])
+    try:
+        assert status("orders").users == [user.process.pid]
+        os.kill(user.process.pid, signal.SIGKILL)
+        user.process.wait()
+        await wait_until(lambda: not processes(home / "orders"), timeout=6)
+        os.kill(child, 0)
+    finally:
+        kill(child)
+
+
+async def test_a_forked_child_that_closes_takes_nothing_from_its_parent(make_user: MakeUser) -> None:
+    user = make_user("orders", "fork")
+    user.reads("joined")
+    child = int(user.reads("child")[0])
+    kill(child)
+    assert status("orders").in_use
+    user.end()
+
+
+async def test_two_names_are_two_servers() -> None:
+    with join("one") as one, join("two") as two:
+        ask(one.socket, "SET", "key", "one", timeout=5)
+        ask(two.socket, "SET", "key", "two", timeout=5)
+        assert (get(one, "key"), get(two, "key")) == ("one", "two")
+        assert one.pid != two.pid
+
+
+async def test_each_join_counts_and_leaving_twice_does_not() -> None:
+    first, second = join("orders"), join("orders")
+    first.close()
+    first.close()
+    assert status("orders").users == [os.getpid()]
+    with pytest.raises(ServerUnavailable, match="join it again"):
+        first.ensure()
+    second.close()
+    assert not status("orders").in_use
+
+
+async def test_a_memory_server_is_private_and_ends_with_its_user(make_user: MakeUser) -> None:
+    user = make_user("memory")
+    socket, folder, pid = user.reads("joined")
+    with join("memory") as server:
+        assert server.socket != socket
+        assert health(socket, timeout=1) == "ready"
+    user.kill()
+    await wait_until(lambda: not Path(f"/proc/{pid}").exists() and not Path(folder).exists(), timeout=6)
+    assert not Path(socket).exists()
+    await wait_until(lambda: not server.path.exists(), timeout=6)
+
+
+async def test_a_memory_server_whose_keeper_was_killed_is_removed_by_the_next_one(make_user: MakeUser) -> None:
+    user = make_user("memory")
+    _, folder, pid = user.reads("joined")
+    kill(int(Path(folder, "keeper").read_text()))
+    user.kill()
+    assert Path(f"/proc/{pid}").exists()
+    long_ago = time.time() - 2 * member.SWEEP_AGE
+    os.utime(folder, (long_ago, long_ago))
+    with join("memory") as server:
+        assert not Path(folder).exists()
+        await wait_until(lambda: not Path(f"/proc/{pid}").exists())
+    await wait_until(lambda: not server.path.exists(), timeout=6)
+
+
+async def test_a_server_whose_socket_was_removed_is_started_again_at_the_same_place() -> None:
+    with join("orders") as server:
+        pid = server.pid
+        ask(server.socket, "SET", "key", "there", timeout=5)
+        os.unlink(server.socket)
+        await comes_back(server, not_as=pid)
+        assert get(server, "key") == "there"
+
+
+async def test_a_server_whose_folder_was_removed_ends(home: Path) -> None:
+    with join("orders") as server:
+        shutil.rmtree(server.path)
+        await wait_until(lambda: not processes(home / "orders"))
+
+
+async def test_a_server_that_cannot_read_its_data_is_an_error_with_its_last_words() -> None:
+    with join("orders") as server:
+        ask(server.socket, "SET", "key", "there", timeout=5)
+    stop("orders")
+    next(server.path.glob("appendonlydir/*.base.rdb")).write_bytes(b"REDIS0011 rubbish")
+    with pytest.raises(ServerUnavailable, match=r"'orders' does not start: .*last words: .*see .*server\.log"):
+        join("orders")
+
+
+async def test_data_of_another_kind_or_of_a_newer_server_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECHOMQ_SERVER", binary("redis"))
+    with join("orders") as server:
+        ask(server.socket, "SET", "key", "there", timeout=5)
+        assert status("orders").kind == "redis"
+    stop("orders")
+    monkeypatch.setenv("ECHOMQ_SERVER", binary("valkey"))
+    with join("orders") as server:  # Valkey reads what Redis wrote up to 7.2
+        assert get(server, "key") == "there"
+    stop("orders")
+    monkeypatch.setenv("ECHOMQ_SERVER", binary("redis"))
+    with pytest.raises(UnsupportedServer, match=r"written by valkey 9.*redis 7.*cannot read; set ECHOMQ_SERVER"):
+        join("orders")
+
+
+async def test_the_stricter_fsync_wins_until_the_server_stops() -> None:
+    with join("orders") as server, join("orders", fsync="always"):
+        pid = server.pid
+        assert appendfsync(server) == "always"
+        kill(pid)
+        await comes_back(server, not_as=pid)
+        assert appendfsync(server) == "always"
+    stop("orders")
+    with join("orders") as server:
+        assert appendfsync(server) == "everysec"
+
+
+def appendfsync(server: EmbeddedServer) -> object:
+    with redis.Redis(unix_socket_path=server.socket) as client:
+        return client.config_get("appendfsync")["appendfsync"]
+
+
+async def test_joining_in_an_event_loop_and_being_cancelled_leaves_no_share() -> None:
+    with await join_async("orders"):
+        joining = asyncio.create_task(join_async("orders"))
+        await asyncio.sleep(0)
+        joining.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await joining
+    await wait_until(lambda: not status("orders").in_use)
+
+
+async def test_started_by_hand_it_runs_without_users_until_it_is_stopped(home: Path) -> None:
+    assert start("orders").kept
+    await asyncio.sleep(0)
+    with join("orders"):
+        assert stop("orders") == "in use"
+        assert status("orders").running
+        assert stop("orders", force=True) == "stopped"
+    assert stop("orders") == "not running"
+    assert not processes(home / "orders")
+
+
+async def test_without_its_keeper_it_can_be_stopped_all_the_same(home: Path) -> None:
+    server = join("orders")
+    kill(keeper_pid(server))
+    await wait_until(lambda: status("orders").keeper_pid is None)
+    assert stop("orders") == "in use"
+    server.close()
+    assert stop("orders") == "stopped"
+    assert not processes(home / "orders")
+
+
+def test_a_folder_that_cannot_be_written_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ECHOMQ_HOME", str(tmp_path / "file"))
+    with pytest.raises(InvalidOption, match=r"cannot be used: .*set ECHOMQ_HOME to a folder on a local disk"):
+        join("orders")
+    assert places.home() == tmp_path / "file"
