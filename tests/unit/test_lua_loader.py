@@ -1,0 +1,112 @@
+"""The loader joins a script with what it uses, names its keys and arguments, and knows where an error comes from."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from lupa import lua51
+
+from echomq._lua.loader import LuaHeaderError, Script, _File, _parse, assemble, script, scripts
+
+
+def made(name: str, text: str, **libs: str) -> Script:
+    parsed: dict[str, _File] = {lib: _parse(f"lib/{lib}.lua", body) for lib, body in libs.items()}
+    return assemble(name, _parse(f"scripts/{name}.lua", text), parsed)
+
+
+def test_names_are_made_from_the_header() -> None:
+    found = made(
+        "move-2", "--- Moves.\n--- @key wait\n--- @key active\n--- @arg id\n--- @arg count number\n--- @rest\nreturn 1"
+    )
+    assert found.keys == ("wait", "active")
+    assert found.args == ("base", "clock_given", "id", "count")
+    assert found.source.splitlines()[:3] == [
+        "local wait, active = KEYS[1], KEYS[2]",
+        "local base, clock_given, id, count = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])",
+        "local rest = 5",
+    ]
+
+
+def test_a_script_runs_with_its_names() -> None:
+    found = made("sum-1", "--- @key total\n--- @arg a number\n--- @rest\nreturn total .. base .. a + ARGV[rest]")
+    lua = lua51.LuaRuntime(unpack_returned_tuples=True)
+    lua.execute("KEYS, ARGV = {'k'}, {'base', '', '3', '4'}")
+    assert lua.execute(found.source) == "kbase7"
+
+
+def test_libraries_come_once_each_after_what_they_use() -> None:
+    found = made(
+        "go-0",
+        "--- @use top side\nreturn top.word .. side.word",
+        top="--- @use ground side\nreturn { word = ground.word .. side.word }",
+        side="--- @use ground\nreturn { word = ground.word .. 's' }",
+        ground="return { word = 'g' }",
+    )
+    order = [line for line in found.source.splitlines() if line.endswith("= (function()")]
+    assert order == ["local ground = (function()", "local side = (function()", "local top = (function()"]
+    lua = lua51.LuaRuntime(unpack_returned_tuples=True)
+    lua.execute("KEYS, ARGV = {}, {}")
+    assert lua.execute(found.source) == "ggsgs"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "libs", "says"),
+    [
+        ("a-1", "return 1", {}, "the name says 1 keys, the header has 0"),
+        ("a-0", "--- @use b\n", {"b": "--- @use c\n", "c": "--- @use b\n"}, "b -> c -> b"),
+        ("a-0", "--- @use b\n", {}, "lib/b.lua, which does not exist"),
+        ("a-0", "--- @kee b\n", {}, "unknown tag @kee"),
+        ("a-0", "--- @arg b int\n", {}, "has kind 'int'"),
+        ("a-0", "--- @lane odd\n", {}, "@lane 'odd'"),
+        ("a-0", "--- @lane\n", {}, "needs @key calls"),
+    ],
+)
+def test_a_header_that_breaks_a_rule_is_refused(name: str, text: str, libs: dict[str, str], says: str) -> None:
+    with pytest.raises(LuaHeaderError, match=says.replace("(", r"\(")):
+        made(name, text, **libs)
+
+
+def test_a_lane_script_answers_from_the_record_before_anything_else() -> None:
+    kept = "return { find = function() return 'kept' end }"
+    found = made("a-1", "--- @key calls\n--- @lane\nerror('ran')", calls_kept=kept)
+    assert found.lane
+    assert found.args == ("base", "clock_given", "lane", "number", "resent")
+    lua = lua51.LuaRuntime(unpack_returned_tuples=True)
+    lua.execute("KEYS, ARGV = {'k'}, {'base', '', 'l', '1', ''}")
+    assert lua.execute(found.source) == "kept"
+
+
+def test_an_error_points_to_the_line_that_we_wrote() -> None:
+    found = made("a-0", "--- @use b\n\nerror('here')", b="local M = {}\n-- more\nreturn M")
+    line = 1 + found.source.splitlines().index("error('here')")
+    assert found.locate(f"ERR user_script:{line}: here script: f00, on @user_script:{line}.") == "scripts/a-0.lua:3"
+    line = 1 + found.source.splitlines().index("-- more")
+    assert found.locate(f"ERR user_script:{line}: there") == "lib/b.lua:2"
+    assert found.locate("WRONGTYPE Operation against a key") == ""
+    assert found.locate("user_script:99999: no such line") == ""
+
+
+def test_every_line_of_every_script_leads_home() -> None:
+    folder = Path(sys.modules["echomq._lua.loader"].__file__ or "").parent
+    for found in scripts().values():
+        lines = found.source.splitlines()
+        assert len(lines) == len(found.origin), found.name
+        for number, text in enumerate(lines, start=1):
+            path, home = found.locate(f"user_script:{number}: x").rsplit(":", 1)
+            if home != "0":  # 0: generated
+                assert (folder / path).read_text("utf-8").splitlines()[int(home) - 1] == text
+
+
+def test_a_script_is_found_by_name() -> None:
+    found = script("moveToActive-11")
+    assert found is scripts()["moveToActive-11"]
+    assert len(found.sha) == 40
+
+
+def test_writes_the_assembled_scripts_for_linters(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "echomq._lua.loader", "--assemble", tmp_path], check=True, timeout=60)
+    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.lua" for name in scripts()}
+    assert (tmp_path / "pause-6.lua").read_text("utf-8") == script("pause-6").source
