@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from lupa import lua51
 
@@ -12,9 +14,8 @@ SCRIPTS = sorted(scripts().values(), key=lambda found: found.name)
 
 def load_error(source: str) -> str:
     """What Lua 5.1 says against this text, as a server would; "" if it takes it."""
-    load = lua51.LuaRuntime(unpack_returned_tuples=True).eval(
-        "function(text) return loadstring(text, '@user_script') end"
-    )
+    lua = lua51.LuaRuntime(unpack_returned_tuples=True)
+    load: Any = lua.eval("function(text) return loadstring(text, '@user_script') end")
     loaded = load(source)
     return str(loaded[1]) if isinstance(loaded, tuple) else ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lupa import lua51
@@ -90,7 +91,8 @@ def test_a_library_has_no_effect_when_it_is_loaded(path: Path) -> None:
     before = lua.execute("local names = {} for name in pairs(_G) do names[#names + 1] = name end return #names")
     made = lua.execute(path.read_text("utf-8"))
     after = lua.execute("local names = {} for name in pairs(_G) do names[#names + 1] = name end return #names")
-    assert lua.eval("type")(made) == "table"
+    type_of: Any = lua.eval("type")
+    assert type_of(made) == "table"
     assert before == after, "it sets a global"
 
 
