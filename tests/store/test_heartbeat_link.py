@@ -177,9 +177,27 @@ def test_close_from_another_thread_ends_a_call(make_server: Callable[..., Server
         link.close()
         thread.join(5)
         assert not thread.is_alive()
-        assert isinstance(errors[0], (ConnectionLost, RuntimeError))
+        # Which one depends on how far the call had come.
+        assert isinstance(errors[0], (ConnectionLost, ServerUnavailable, RuntimeError))
         assert link._socket is None
         server.resume()
+
+
+def test_a_call_does_not_reconnect_after_close(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with linked(server.url) as link:
+        link.call("PING", timeout=2)
+        kept = link._kept
+
+        def close_then_look() -> socket.socket | None:
+            closer = threading.Thread(target=link.close)
+            closer.start()
+            closer.join()
+            return kept()
+
+        monkeypatch.setattr(link, "_kept", close_then_look)
+        with pytest.raises(ServerUnavailable, match="closed"):
+            link.call("PING", timeout=2)
+        assert link._socket is None
 
 
 def test_is_not_used_again_after_close(server: Server) -> None:

@@ -124,7 +124,9 @@ class HeartbeatLink:
             packed = b"".join(pack(command) for command in greeting)
             self._reader = new_reader()
             # Stored before it greets: so `close` can wake it, and a failure finds what to discard.
+            self._refuse_if_closed()
             sock = self._socket = self._dial(deadline)
+            self._refuse_if_closed()
             self._send(sock, packed, deadline)
             replies: list[Reply | BaseException] = []
             while len(replies) < len(greeting):
@@ -139,6 +141,11 @@ class HeartbeatLink:
                 raise unavailable(settings.where, error, allowed) from error
             raise
         return sock
+
+    def _refuse_if_closed(self) -> None:
+        # `close` wakes a call by shutting its socket; the call must not take that for a reason to connect anew.
+        if self._closed:
+            raise ServerUnavailable(f"{self.settings.where}: the link was closed; the call was not sent")
 
     def _dial(self, deadline: float) -> socket.socket:
         settings = self.settings

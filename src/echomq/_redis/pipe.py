@@ -17,8 +17,10 @@ from echomq._redis.wire import INCOMPLETE, Reply, new_reader, refused_for_now
 from echomq.errors import ConnectionLost, EchoMQError, ServerError, ServerUnavailable
 
 # A deadline that passed while the event loop was held up says nothing about the server: its reply may lie in the
-# socket. So a passed deadline gets this second look before the connection is given up.
-_SECOND_LOOK = 0.05
+# socket, or the command itself may not have left yet. So a passed deadline gets a second look, as much later as the
+# first one came late, within these bounds in seconds; only then is the connection given up.
+_SHORTEST_SECOND_LOOK = 0.05
+_LONGEST_SECOND_LOOK = 1.0
 
 _FOR_EVER = float("inf")
 
@@ -158,7 +160,8 @@ class Pipe(asyncio.Protocol):
             self._watch(earliest)
         elif not self._suspected:
             self._suspected = True
-            self._watch(now + _SECOND_LOOK)
+            late = now - earliest
+            self._watch(now + min(max(late, _SHORTEST_SECOND_LOOK), _LONGEST_SECOND_LOOK))
         else:
             self.abort(f"no reply within the deadline, {len(self._outstanding)} calls outstanding")
 
