@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from echomq._lua.loader import script
+from echomq._redis.client import Link
 from echomq._redis.heartbeat import HeartbeatLink
 from echomq._redis.wire import Argument
-from echomq._store.call import Lane, Patience, explain
+from echomq._store.call import Lane, Patience, explain, run_script
 from echomq._store.codec import to_ms
 from echomq._store.keys import QueueKeys
 from echomq.errors import ServerError
@@ -25,13 +26,26 @@ def extend_locks(
     """Renews the locks of (job id, token, attempts started); returns the ids that are lost. For the heartbeat's thread."""
     lost: list[str] = []
     for start in range(0, len(held), _MOST):
-        some = held[start : start + _MOST]
-        args: list[Argument] = [keys.base, "", str(to_ms(lock_duration)), str(len(some))]
-        for job_id, token, started in some:
-            args += (job_id, token, str(started))
+        args = [keys.base, "", *_extend_args(held[start : start + _MOST], lock_duration)]
         reply = _call_sync(link, keys, _EXTEND, args, timeout)
         lost.extend(job_id.decode("utf-8", "surrogateescape") for job_id in reply)  # type: ignore[union-attr]
     return lost
+
+
+async def extend_locks_now(link: Link, keys: QueueKeys, held: Sequence[tuple[str, str, int]], lock_duration: float) -> list[str]:
+    """The same from the event loop, once an outage is over."""
+    lost: list[str] = []
+    for start in range(0, len(held), _MOST):
+        reply = await run_script(link, _EXTEND, keys, _extend_args(held[start : start + _MOST], lock_duration))
+        lost.extend(job_id.decode("utf-8", "surrogateescape") for job_id in reply)  # type: ignore[union-attr]
+    return lost
+
+
+def _extend_args(held: Sequence[tuple[str, str, int]], lock_duration: float) -> list[Argument]:
+    args: list[Argument] = [str(to_ms(lock_duration)), str(len(held))]
+    for job_id, token, started in held:
+        args += (job_id, token, str(started))
+    return args
 
 
 def _call_sync(link: HeartbeatLink, keys: QueueKeys, name: str, args: list[Argument], timeout: float) -> list[object]:

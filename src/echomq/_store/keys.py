@@ -9,7 +9,10 @@ from echomq.errors import InvalidOption
 from echomq.options import check_queue_name
 
 # The names that scripts use in their headers, where they differ from the key's own suffix.
-_SUFFIXES = {"check_at": "stalled-check", "waiting_children": "waiting-children"}
+_SUFFIXES = {"check_at": "stalled-check", "waiting_children": "waiting-children", "schedulers": "repeat"}
+
+_OURS = frozenset({"calls", "suspects"})
+"""Keys of our own: not under ``{prefix}:``, where other programs' maintenance would take them for jobs and delete them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class QueueKeys:
     hash_tag: bool
     protocol_name: str
     base: str
-    calls: str
+    own_base: str
 
     @classmethod
     def of(cls, queue: str, *, prefix: str = "emq", hash_tag: bool | None = None) -> QueueKeys:
@@ -38,7 +41,7 @@ class QueueKeys:
         braces = prefix != "bull" if hash_tag is None else hash_tag
         check_queue_name(queue, hash_tag=braces)
         name = f"{{{queue}}}" if braces else queue
-        return cls(queue, prefix, braces, name, f"{prefix}:{name}:", f"{prefix}x:{name}:calls")
+        return cls(queue, prefix, braces, name, f"{prefix}:{name}:", f"{prefix}x:{name}:")
 
     def key(self, suffix: str) -> str:
         """The key of this suffix."""
@@ -50,7 +53,7 @@ class QueueKeys:
 
     def resolve(self, name: str) -> str:
         """The key that a script's header calls ``name``."""
-        return self.calls if name == "calls" else self.base + _SUFFIXES.get(name, name)
+        return self.own_base + name if name in _OURS else self.base + _SUFFIXES.get(name, name)
 
     def client_name(self, suffix: str = "") -> str:
         """The name of a connection, by which ``getWorkers`` of any runtime finds it (protocol 11.2)."""

@@ -1,6 +1,6 @@
 """The keeper: a small process, the parent of one embedded server from its start to its end.
 
-It is run by path with ``python -I -S``, so that it starts in a few milliseconds, and therefore imports nothing outside
+It is run by path with ``python -s -S -P``, so that it starts in a few milliseconds, and therefore imports nothing outside
 the standard library; what it shares with the processes that join (locks, the record, a question to the server) stands
 here too.
 
@@ -46,7 +46,10 @@ STOP_LIMIT = 20.0
 """Seconds for a server to write its append-only file and end, before it is killed."""
 
 BACKOFF = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""Seconds before each next start of a server that ends without having answered; the last one repeats."""
+"""Seconds between the starts of a server that ends again and again; the last one repeats."""
+
+STEADY = 5.0
+"""Seconds that a server has to live for its end to be an accident: then it is started again at once."""
 
 LOG_LIMIT = 1 << 20
 """Bytes after which the server's log is set aside when a server starts; one older log is kept."""
@@ -159,6 +162,7 @@ class Record:
     """``server.json``: which server wrote this folder, and how to run it. Changed only inside a ``start`` round."""
 
     FILE = "server.json"
+    FIELDS = ("kind", "version", "created", "socket", "fsync", "persistent", "pinned")
 
     def __init__(
         self,
@@ -184,7 +188,8 @@ class Record:
         """The folder's record; None if it has none. Raises ValueError if it cannot be understood."""
         try:
             with open(os.path.join(folder, cls.FILE), encoding="utf-8") as file:
-                return cls(**json.load(file))
+                known = json.load(file)
+                return cls(**{field: known[field] for field in cls.FIELDS if field in known})
         except FileNotFoundError:
             return None
         except (TypeError, ValueError) as error:
@@ -409,11 +414,13 @@ class Keeper:
     def __init__(self, folder: str, binary: str, start: FileLock, report: int) -> None:
         self.folder = folder
         self.binary = binary
+        self.socket = ""
         self.start = start
         self.report = report  # a pipe to whoever started us, closed (-1) once the server has answered
         self.pid: int | None = None
         self.is_child = False
         self.answered = False
+        self.began = 0.0
         self.failures = 0
         self.next_start = 0.0
         self.starting_pause = STARTING_TICK
@@ -477,19 +484,21 @@ class Keeper:
         if self.was_replaced():
             if self.pid is not None:
                 _signal(os.killpg, self.pid, signal.SIGKILL)
+            if not os.path.exists(self.folder):
+                _remove(self.socket)
             return False
         if self.asked_to_stop or self.is_unused():
             if self.end():
                 return False
         elif not self.lives():
             if self.report >= 0:
+                _remove(self.socket)
                 self.tell(f"failed the server ended at once; its last words: {last_words(self.folder)}")
                 return False
             self.begin_again()
         elif not self.answered:
-            self.answered = health(self.record().socket, timeout=0.5) == "ready"
+            self.answered = health(self.socket, timeout=0.5) == "ready"
             if self.answered:
-                self.failures = 0
                 self.tell("ready")
         return True
 
@@ -516,7 +525,7 @@ class Keeper:
         if self.pid is None:
             return False
         ended = _reap(self.pid) if self.is_child else not is_held(self.folder, "server")
-        if not ended and (not self.answered or os.path.exists(self.record().socket)):
+        if not ended and (not self.answered or os.path.exists(self.socket)):
             return True
         if not ended:
             # Somebody removed the socket (a cleaner of temporary files, the end of a session): nobody can come in.
@@ -528,6 +537,7 @@ class Keeper:
 
     def begin(self) -> None:
         record = self.record()
+        self.socket, self.began = record.socket, time.monotonic()
         self.answered, self.starting_pause = False, STARTING_TICK
         self.pid = spawn(self.folder, self.binary, record)
         self.is_child = self.pid is not None
@@ -541,8 +551,8 @@ class Keeper:
         with lock(self.folder, "start") as start:
             if not start.take():
                 return
+            self.failures = 0 if now - self.began >= STEADY else self.failures + 1
             self.next_start = now + BACKOFF[min(self.failures, len(BACKOFF) - 1)]
-            self.failures += 1
             try:
                 self.begin()
             except (OSError, ValueError) as error:

@@ -320,14 +320,15 @@ def start_keeper(folder: str, program: Binary, start: FileLock) -> int:
     report, writer = os.pipe()
     try:
         starter = subprocess.Popen(
-            [sys.executable, "-I", "-S", keeper.__file__, folder, program.path, str(start.fd), str(writer)],
+            [sys.executable, "-s", "-S", "-P", keeper.__file__, folder, program.path, str(start.fd), str(writer)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=(start.fd, writer),
         )
         start.leave()
-        starter.wait()  # it forks and ends; the keeper is nobody's child
+        if starter.wait():  # it forks and ends; the keeper is nobody's child
+            raise OSError(f"{sys.executable} {keeper.__file__} ended with code {starter.returncode}")
     except BaseException:
         os.close(report)
         raise

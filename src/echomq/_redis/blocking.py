@@ -1,0 +1,22 @@
+"""Blocking on a queue's marker, on a connection of its own."""
+
+from __future__ import annotations
+
+from echomq._redis.client import Link
+
+_MARGIN = 2.0
+_SHORTEST = 0.001
+
+
+async def pop_marker(link: Link, marker: str, seconds: float) -> tuple[bytes, float] | None:
+    """The lowest member of the marker and its score, or None when none came in time (protocol 4).
+
+    The read has its own deadline, a little after the server's: a connection that is silently dead is noticed then.
+    """
+    seconds = max(seconds, _SHORTEST)
+    reply = await link.call("BZPOPMIN", marker, f"{seconds:.3f}", reply_timeout=seconds + _MARGIN)
+    if not isinstance(reply, list):
+        return None
+    member, score = reply[1], reply[2]
+    assert isinstance(member, bytes) and isinstance(score, bytes)
+    return member, float(score)

@@ -1,0 +1,222 @@
+"""A running worker: its roles, put together, and the order in which they start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from echomq._log import about, logger
+from echomq._redis.client import Link
+from echomq._redis.heartbeat import HeartbeatLink
+from echomq._store.call import Lane, Patience
+from echomq._store.codec import StoredJob
+from echomq._store.fetch import Want
+from echomq._store.keep import extend_locks_now
+from echomq._store.keys import QueueKeys
+from echomq._store.schedule import Schedules
+from echomq._worker.held import Held, HeldTable, Hold
+from echomq._worker.keep import Keeper
+from echomq._worker.outcome import Ends
+from echomq._worker.pump import Pump
+from echomq._worker.retry import Retries
+from echomq._worker.run import Runner
+from echomq._worker.stalled import Sweeper
+from echomq.errors import ConnectionLost, EchoMQError, ServerUnavailable
+from echomq.options import BackoffStrategy, Keep
+
+_AFTER_CANCEL = 1.0
+"""Seconds that a cancelled handler has for its own cleaning up."""
+
+_FOR_STORING = 5.0
+"""Seconds for storing outcomes when the server is away."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a crew works by: a worker's options, checked."""
+
+    name: str
+    concurrency: int
+    lock_duration: float
+    stalled_interval: float
+    max_stalled_count: int
+    shutdown_timeout: float
+    limit: tuple[int, float] | None
+    keep_completed: Keep
+    keep_failed: Keep
+    backoff_strategies: Mapping[str, BackoffStrategy]
+    metrics_points: int
+
+
+class Crew:
+    """The roles of one run of a worker.
+
+    Args:
+        call: calls the user's handler for a job.
+        commands, blocking, heartbeat: the three connections. The crew closes the last two.
+    """
+
+    def __init__(
+        self,
+        keys: QueueKeys,
+        plan: Plan,
+        call: Callable[[Held], Awaitable[Any]],
+        *,
+        commands: Link,
+        blocking: Link,
+        heartbeat: HeartbeatLink,
+    ) -> None:
+        self._keys = keys
+        self._plan = plan
+        self._commands = commands
+        self._blocking = blocking
+        self._table = HeldTable()
+        self._schedules = Schedules(Lane(commands, keys))
+        self._ends = Ends.of(plan.keep_completed, plan.keep_failed, Retries(plan.backoff_strategies).delay)
+        self._runner = Runner(keys.queue, call, self._ends, self._advance)
+        self._keeper = Keeper(heartbeat, keys, self._table, plan.lock_duration, self._lost)
+        self._sweeper = Sweeper(keys.queue, Lane(commands, keys), plan.stalled_interval, plan.max_stalled_count)
+        limit, duration = plan.limit if plan.limit is not None else (None, None)
+        self.pump = Pump(
+            keys,
+            commands,
+            blocking,
+            self._table,
+            slots=plan.concurrency,
+            want=Want(plan.lock_duration, plan.name, limit, duration),
+            metrics_points=plan.metrics_points,
+            run=self._runner.run,
+            settle=self._settle,
+            failed_to_complete=lambda held, why: self._ends.failed(held, held.job.opts, f"cannot complete: {why}"),
+        )
+        self._outage = False
+        self._hurry = asyncio.Event()
+
+    @property
+    def jobs(self) -> list[Held]:
+        """The jobs in hand."""
+        return self._table.all()
+
+    @property
+    def loop_silent_for(self) -> float:
+        """Seconds since the event loop last answered the heartbeat."""
+        return self._keeper.loop_silent_for
+
+    def hurry(self) -> None:
+        """Gives running jobs back at once, instead of waiting for them."""
+        self._hurry.set()
+
+    async def work(self, stop: asyncio.Event, *, until_empty: bool) -> list[Held]:
+        """Works until ``stop`` is set (or nothing is left, with ``until_empty``), then stops in order.
+
+        Returns the jobs whose outcome could not be stored.
+        """
+        self._keeper.start()
+        if until_empty:
+            self.pump.stop_when_empty()
+        pumping = [asyncio.create_task(role, name="echomq pump") for role in self.pump.tasks()]
+        sweeping = asyncio.create_task(self._sweeper.run(), name="echomq sweep")
+        stopping = asyncio.create_task(stop.wait(), name="echomq stop")
+        lanes, blocking = pumping[:-1], pumping[-1]
+        try:
+            waiting = {stopping, blocking, sweeping, *lanes}
+            while not stop.is_set() and not all(lane.done() for lane in lanes):
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done - {stopping}:
+                    task.result()  # a role does not end by itself: what it raises is a fault, and ends the worker loudly
+            return await self._stop(lanes)
+        finally:
+            for task in (stopping, sweeping, blocking, *lanes):
+                task.cancel()
+            await asyncio.gather(stopping, sweeping, blocking, *lanes, return_exceptions=True)
+            self._blocking.drop("the worker has stopped")
+            await self._keeper.stop()
+            await self._blocking.close()
+
+    # -- stopping --------------------------------------------------------------------------------------------------------
+
+    async def _stop(self, lanes: list[asyncio.Task[None]]) -> list[Held]:
+        """Fetch no more; let jobs finish; cancel them; give back what is left; store it all."""
+        self.pump.close()
+        await self.pump.pass_marker_on()
+        await self._until_quiet(self._plan.shutdown_timeout, unless_hurried=True)
+        for held in self._latest_first():
+            held.stop("the worker stops", Hold.STOPPED)
+        await self._until_quiet(_AFTER_CANCEL, running_only=True)
+        self.pump.give_back_running(self._latest_first())
+        await self._until_quiet(_FOR_STORING)
+        if self.pump.idle:
+            await asyncio.wait(lanes, timeout=1.0)
+        return self.pump.unsettled()
+
+    def _latest_first(self) -> list[Held]:
+        return [held for held in reversed(self._table.all()) if held.hold in (Hold.RUNNING, Hold.STOPPED)]
+
+    async def _until_quiet(self, seconds: float, *, unless_hurried: bool = False, running_only: bool = False) -> None:
+        quiet = asyncio.create_task(self.pump.quiet(running_only=running_only), name="echomq quiet")
+        hurried = asyncio.create_task(self._hurry.wait(), name="echomq hurry")
+        try:
+            watched = {quiet, hurried} if unless_hurried else {quiet}
+            await asyncio.wait(watched, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            quiet.cancel()
+            hurried.cancel()
+            await asyncio.gather(quiet, hurried, return_exceptions=True)
+
+    # -- trouble -----------------------------------------------------------------------------------------------------------
+
+    def _lost(self, held: Held, certain: bool) -> None:
+        if held.hold not in (Hold.RUNNING, Hold.STOPPED):
+            return
+        extra = about(self._keys.queue, held.job.id, held.job.name)
+        if certain:
+            logger.warning("job %s (%s) is another worker's now; its run is stopped", held.job.id, held.job.name, extra=extra)
+            held.stop("LockLost: another worker has the job", Hold.LOST)
+        elif held.hold is Hold.RUNNING:
+            logger.warning(
+                "the lock of job %s (%s) was not renewed in time; its run is stopped", held.job.id, held.job.name, extra=extra
+            )
+            held.stop("LockLost: the lock may have expired", Hold.STOPPED)
+
+    async def _settle(self, trouble: Exception) -> None:
+        """After trouble with the connection, before anything is sent again: our locks first.
+
+        Otherwise a call that waits here could find its job's lock expired, although nobody else has taken the job.
+        """
+        if not self._outage:
+            self._outage = True
+            logger.warning("queue %s: %s; trying again until it answers", self._keys.queue, trouble)
+        pause = _FIRST_PAUSE
+        while True:
+            held = [one for one in self._table.all() if one.hold is not Hold.LOST]
+            try:
+                triples = [(one.job.id, one.token, one.starts) for one in held]
+                lost = set(await extend_locks_now(self._commands, self._keys, triples, self._plan.lock_duration))
+                if not held:
+                    await self._commands.call("PING")
+                break
+            except (ServerUnavailable, ConnectionLost):
+                pass
+            except EchoMQError as error:
+                logger.error("queue %s: locks cannot be settled: %s", self._keys.queue, error)
+            await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
+            pause = min(pause * 2, _LONGEST_PAUSE)
+        for one in held:
+            if one.job.id in lost:
+                self._lost(one, True)
+        if self._outage:
+            self._outage = False
+            logger.warning("queue %s: the server answers again", self._keys.queue)
+
+    async def _advance(self, job: StoredJob) -> None:
+        try:
+            await self._schedules.advance(job, Patience(math.inf, self._settle))
+        except EchoMQError as error:
+            # The iteration that runs is not to blame, and runs; but without its successor the schedule ends: say so loudly.
+            logger.error("the next iteration of schedule %s was not made: %s", job.text(b"rjk"), error)

@@ -1,0 +1,97 @@
+"""Where handlers run: in the event loop, or in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it makes an awaitable: ``async def``, also behind ``partial`` and as a ``__call__`` method."""
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
+
+
+class Threads:
+    """A pool of our own: as many threads as the worker has slots, made as they are needed.
+
+    They are daemon threads: a handler that never ends must not keep the process from ending; its job is given back.
+    """
+
+    def __init__(self, size: int, name: str) -> None:
+        self._size = size
+        self._name = name
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads = 0
+        self._busy = 0
+
+    async def run(self, function: Callable[[], Any], on_cancel: threading.Event) -> Any:
+        """Runs it in a thread, and does not return before it has ended, whatever happens.
+
+        A thread cannot be stopped. When the caller is cancelled, ``on_cancel`` is set, and the cancellation is raised
+        once the function has ended: until then its slot is taken.
+        """
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+        context = contextvars.copy_context()
+
+        def finish(value: Any, error: BaseException | None) -> None:
+            if not ended.done():
+                ended.set_result((value, error))
+
+        def work() -> None:
+            value: Any = None
+            error: BaseException | None = None
+            try:
+                value = context.run(function)
+            except BaseException as raised:  # noqa: BLE001  # also SystemExit: it is the job's outcome, not the worker's
+                error = raised
+            try:
+                loop.call_soon_threadsafe(finish, value, error)
+            except RuntimeError:
+                pass  # the loop has closed: the worker is gone, and its job was given back
+
+        self._busy += 1
+        if self._busy > self._threads and self._threads < self._size:
+            self._threads += 1
+            threading.Thread(target=self._serve, name=f"{self._name}-{self._threads}", daemon=True).start()
+        self._work.put(work)
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            while not ended.done():
+                try:
+                    await asyncio.shield(ended)
+                except asyncio.CancelledError as asked:
+                    on_cancel.set()
+                    cancelled = asked
+        finally:
+            self._busy -= 1
+        value, error = ended.result()
+        if cancelled is not None:
+            raise cancelled
+        if error is not None:
+            raise error
+        return value
+
+    def close(self) -> None:
+        """Lets idle threads end."""
+        for _ in range(self._threads):
+            self._work.put(None)
+        self._threads = 0
+
+    def _serve(self) -> None:
+        while True:
+            work = self._work.get()
+            if work is None:
+                return
+            work()
+
+

@@ -1,0 +1,88 @@
+"""The jobs that this worker holds: one table, written by the event loop, read by the heartbeat's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import threading
+from collections.abc import Iterable
+
+from echomq._store.codec import StoredJob
+
+
+class Hold(enum.Enum):
+    """What this worker knows of its hold on a job."""
+
+    RUNNING = "running"
+    ENDED = "ended"
+    """Its handler has ended; the outcome is on its way."""
+    STOPPED = "stopped"
+    """Its handler was told to stop, because the worker stops or the lock may have expired; the job is still ours to give back."""
+    LOST = "lost"
+    """Another worker has it, or it is gone: nothing more may be written for it."""
+
+
+class Held:
+    """One job in our hands.
+
+    Attributes:
+        job: as it was fetched.
+        token: that its lock carries.
+        starts: its ``ats``, by which the server can tell our run from a later one.
+        renewed_at: when its lock was last known to be renewed, on the lasting clock: the moment before that call was sent.
+        hold: what we know.
+        called: whether its handler was called.
+        cancelled: set when the handler should stop; for handlers in threads, which cannot be interrupted.
+        task: the run, while it goes on.
+        reason: why it was told to stop.
+    """
+
+    __slots__ = ("called", "cancelled", "hold", "job", "reason", "renewed_at", "starts", "task", "token")
+
+    def __init__(self, job: StoredJob, token: str, renewed_at: float) -> None:
+        self.job = job
+        self.token = token
+        self.starts = job.attempts_started
+        self.renewed_at = renewed_at
+        self.hold = Hold.RUNNING
+        self.called = False
+        self.cancelled: threading.Event | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.reason = ""
+
+    def stop(self, reason: str, hold: Hold) -> None:
+        """Tells the handler to stop. For the event loop's thread."""
+        if self.hold is Hold.RUNNING or hold is Hold.LOST:
+            self.hold, self.reason = hold, reason
+        if self.cancelled is not None:
+            self.cancelled.set()
+        if self.task is not None:
+            self.task.cancel(reason)
+
+
+class HeldTable:
+    """All jobs in our hands, by id. Each method is one short step under a mutex."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._held: dict[str, Held] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, fetched: Iterable[Held]) -> None:
+        """Takes jobs in."""
+        with self._mutex:
+            for held in fetched:
+                self._held[held.job.id] = held
+
+    def drop(self, held: Held) -> None:
+        """Lets a job go, unless its id stands for a later run by now."""
+        with self._mutex:
+            if self._held.get(held.job.id) is held:
+                del self._held[held.job.id]
+
+    def all(self) -> list[Held]:
+        """Every job in our hands, in the order in which they came."""
+        with self._mutex:
+            return list(self._held.values())

@@ -1,0 +1,163 @@
+"""The heartbeat: a thread of its own, so that a handler that blocks the event loop does not lose its job.
+
+All locks are renewed in one call. A lock is lost when the server says so, or when it was not renewed for so long that it may
+have expired; an error of the connection alone is no loss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+
+from echomq._clock import lasting
+from echomq._log import about, logger
+from echomq._redis.heartbeat import HeartbeatLink
+from echomq._store.keep import extend_locks
+from echomq._store.keys import QueueKeys
+from echomq._worker.held import Held, HeldTable, Hold
+from echomq.errors import ConnectionLost, EchoMQError, ServerUnavailable
+
+_RETRY_PAUSE = 0.25
+_MARGIN = 0.1
+"""The share of the lock's duration that is left unused: for the time between our clock's word and the handler's end."""
+
+
+class Keeper:
+    """Renews the locks of all jobs in the table until it is stopped, and tells the event loop of losses.
+
+    Args:
+        link: its own connection.
+        lock_duration: seconds.
+        on_lost: called in the event loop, for a job that is another's by now (True) or whose lock may have expired (False).
+    """
+
+    def __init__(
+        self,
+        link: HeartbeatLink,
+        keys: QueueKeys,
+        table: HeldTable,
+        lock_duration: float,
+        on_lost: Callable[[Held, bool], None],
+    ) -> None:
+        self._link = link
+        self._keys = keys
+        self._table = table
+        self._lock_duration = lock_duration
+        self._interval = lock_duration / 4
+        self._on_lost = on_lost
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = 0
+        self._loop_seen = 0.0
+        self._loop_reported = False
+        self._in_trouble = False
+
+    @property
+    def loop_silent_for(self) -> float:
+        """Seconds since the event loop last answered the heartbeat."""
+        return time.monotonic() - self._loop_seen if self._loop_seen else 0.0
+
+    def start(self) -> None:
+        """Starts the thread. Called in the event loop's thread."""
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._loop_seen = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="echomq-heartbeat", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Ends the thread. The caller holds no job any more."""
+        self._stop.set()
+        self._link.close()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    def tick(self) -> None:
+        """One beat: renews what is held, and marks what has been lost."""
+        held = [one for one in self._table.all() if one.hold is not Hold.LOST]
+        if held:
+            self._renew(held)
+        self._expire()
+
+    def _run(self) -> None:
+        pause = self._interval
+        while not self._stop.wait(pause):
+            self._look_at_loop()
+            try:
+                self.tick()
+            except (ServerUnavailable, ConnectionLost) as error:
+                self._trouble(error)
+                self._expire()
+                pause = min(_RETRY_PAUSE, self._interval)
+            except EchoMQError as error:
+                if not self._stop.is_set():
+                    logger.error("locks cannot be renewed: %s", error)
+                self._expire()
+                pause = min(_RETRY_PAUSE, self._interval)
+            except Exception:
+                # A fault of ours must not end the thread: every job that this worker holds depends on it.
+                logger.exception("the heartbeat met an error of its own; it goes on")
+                pause = self._interval
+            else:
+                self._in_trouble = False
+                pause = self._interval
+
+    def _renew(self, held: Sequence[Held]) -> None:
+        before = lasting()
+        triples = [(one.job.id, one.token, one.starts) for one in held]
+        lost = set(extend_locks(self._link, self._keys, triples, self._lock_duration, max(self._interval, 0.5)))
+        for one in held:
+            if one.job.id not in lost:
+                one.renewed_at = before
+            elif one.hold is not Hold.ENDED:  # an ended one may just have been stored: its own call says what it met
+                self._tell(one, True)
+
+    def _expire(self) -> None:
+        last = lasting() - self._lock_duration * (1 - _MARGIN)
+        for one in self._table.all():
+            if one.hold is Hold.RUNNING and one.renewed_at < last:
+                self._tell(one, False)
+
+    def _tell(self, held: Held, certain: bool) -> None:
+        if self._loop is not None and not self._stop.is_set():
+            try:
+                self._loop.call_soon_threadsafe(self._on_lost, held, certain)
+            except RuntimeError:
+                self._stop.set()  # the loop is closed; nothing is left to keep
+
+    def _trouble(self, error: EchoMQError) -> None:
+        if not self._in_trouble and not self._stop.is_set():
+            self._in_trouble = True
+            logger.warning("locks of %s cannot be renewed for now: %s", self._keys.queue, error)
+
+    def _look_at_loop(self) -> None:
+        """Asks the event loop for a sign of life, and names what holds it up when none has come for a lock's duration."""
+        assert self._loop is not None
+        silent = time.monotonic() - self._loop_seen
+        if silent > self._lock_duration and not self._loop_reported:
+            self._loop_reported = True
+            frame = sys._current_frames().get(self._loop_thread)
+            stack = "".join(traceback.format_stack(frame)) if frame is not None else "unknown"
+            running = [one for one in self._table.all() if one.hold is Hold.RUNNING]
+            first = running[0].job if running else None
+            logger.error(
+                "the event loop has not answered for %.1f s; %d jobs are in hand%s. It stands at:\n%s",
+                silent,
+                len(running),
+                f", the first is {first.id} ({first.name})" if first else "",
+                stack,
+                extra=about(self._keys.queue, first.id, first.name) if first else None,
+            )
+        try:
+            self._loop.call_soon_threadsafe(self._loop_answers)
+        except RuntimeError:
+            self._stop.set()
+
+    def _loop_answers(self) -> None:
+        self._loop_seen = time.monotonic()
+        self._loop_reported = False

@@ -1,0 +1,114 @@
+"""What became of a run: user code's many ends, turned into one value that says what the server shall do."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from echomq import errors
+from echomq._store.codec import JobOptions, encode_json, keep_rule
+from echomq._store.finish import Completed, Delayed, Failed, GivenBack, Outcome, RateLimited, Retry
+from echomq._worker.held import Held, Hold
+from echomq.options import KEEP_COMPLETED, KEEP_FAILED, Keep, to_seconds
+
+MAX_TEXT = 64 * 1024
+DEFAULT_TRACES = 10
+
+Delays = Callable[[JobOptions, int, BaseException], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Turns ends of runs into outcomes.
+
+    Args:
+        rule_completed, rule_failed: retention where a job says nothing of its own, as the finish script takes it.
+        delays: when a failed job runs again.
+    """
+
+    rule_completed: str
+    rule_failed: str
+    delays: Delays
+
+    @classmethod
+    def of(cls, keep_completed: Keep, keep_failed: Keep, delays: Delays) -> Ends:
+        """From the worker's options."""
+        return cls(keep_rule(keep_completed, KEEP_COMPLETED), keep_rule(keep_failed, KEEP_FAILED), delays)
+
+    def returned(self, held: Held, options: JobOptions, value: object) -> Outcome:
+        """The handler returned. A result that has no JSON form never causes a second run: the work was done."""
+        keep = options.keep_completed or self.rule_completed
+        if value is None:
+            return Completed(held.job.id, held.token, b"null", keep)
+        try:
+            return Completed(held.job.id, held.token, encode_json(value, "result"), keep)
+        except errors.EncodingError as error:
+            reason = str(error)
+        except Exception as error:  # an object whose own methods raise while it is being written
+            reason = f"result cannot be encoded: {message_of(error)}"
+        return Completed(held.job.id, held.token, b"null", keep, printable(reason))
+
+    def raised(self, held: Held, options: JobOptions, error: BaseException) -> Outcome:
+        """The handler raised."""
+        try:
+            if isinstance(error, errors.RetryLater):
+                return Delayed(held.job.id, held.token, to_seconds(error.after, "RetryLater(after)"))
+            if isinstance(error, errors.RateLimited):
+                return RateLimited(held.job.id, held.token, to_seconds(error.after, "RateLimited(after)"))
+        except errors.InvalidOption as wrong:
+            error = wrong
+        made = held.job.attempts_made + 1
+        delay = None if isinstance(error, errors.Unrecoverable) else self.delays(options, made, error)
+        traces = self._traces(held, options, error)
+        if delay is None:
+            return self.failed(held, options, reason_of(error), traces)
+        return Retry(held.job.id, held.token, reason_of(error), traces, delay, options.lifo)
+
+    def failed(self, held: Held, options: JobOptions, reason: str, traces: bytes | None = None) -> Outcome:
+        """No further attempt."""
+        stacktrace = traces if traces is not None else encode_json(held.job.stacktrace(), "stacktrace")
+        keep = options.keep_failed or self.rule_failed
+        return Failed(held.job.id, held.token, reason, stacktrace, keep, options.attempts)
+
+    def stopped(self, held: Held) -> Outcome | None:
+        """The run was told to stop, by us: its job goes back, unless it is another's by now."""
+        return None if held.hold is Hold.LOST else GivenBack(held.job.id, held.token, held.called)
+
+    def _traces(self, held: Held, options: JobOptions, error: BaseException) -> bytes:
+        limit = DEFAULT_TRACES if options.stack_trace_limit is None else options.stack_trace_limit
+        if limit <= 0:
+            return b"[]"
+        traces = [*held.job.stacktrace(), trace_of(error)][-limit:]
+        return encode_json(traces, "stacktrace")
+
+
+def printable(text: str) -> str:
+    """Text that has a UTF-8 form and a bounded length."""
+    clean = text.encode("utf-8", "backslashreplace").decode()
+    return clean if len(clean) <= MAX_TEXT else clean[: MAX_TEXT - 1] + "…"
+
+
+def message_of(error: BaseException) -> str:
+    """What an exception says, even one whose own ``__str__`` fails."""
+    try:
+        return printable(str(error))
+    except BaseException:  # noqa: BLE001  # whatever a user's class does here, the job must end with a reason
+        return "its message cannot be read"
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a job failed, as it is stored: the message alone for errors that were raised to say so, else with the type."""
+    message = message_of(error)
+    if isinstance(error, errors.Outcome):
+        return message or type(error).__name__
+    name = type(error).__name__
+    return printable(f"{name}: {message}") if message else name
+
+
+def trace_of(error: BaseException) -> str:
+    """The traceback as text, bounded."""
+    try:
+        return printable("".join(traceback.format_exception(error, limit=-50)))
+    except BaseException:  # noqa: BLE001  # as above: hostile exceptions
+        return reason_of(error)

@@ -1,0 +1,422 @@
+"""The heart: outcomes go to the server and jobs come back, in one call, as many as there are.
+
+The pump holds the free slots and the outcomes that wait to be stored. Whenever it has either, it makes one call; while
+that call is under way more gather, so the size of a batch finds itself: one job when the queue is quiet, fifty under load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from echomq._clock import lasting
+from echomq._log import about, logger
+from echomq._redis.blocking import pop_marker
+from echomq._redis.client import Link
+from echomq._store import codes
+from echomq._store.call import Lane, Patience, run_script
+from echomq._store.fetch import Closed, Turn, Want, take
+from echomq._store.finish import Completed, GivenBack, Outcome, finish_and_take
+from echomq._store.keys import QueueKeys
+from echomq._worker.held import Held, HeldTable, Hold
+from echomq.errors import ConnectionLost, EchoMQError, ServerUnavailable, StaleCall
+
+CAP = 50
+"""Outcomes and jobs of one call: beyond, nothing is gained, and no script may take long."""
+
+LONGEST_BLOCK = 5.0
+_LONGEST_LIMIT = 30.0
+_PAUSE_AFTER_ERROR = 1.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+_COMPLAIN_EVERY = 60.0
+
+
+class Gate(enum.Enum):
+    """Whether new jobs are fetched."""
+
+    OPEN = "open"
+    SHUT = "shut"
+
+
+class Pump:
+    """Fetches, hands jobs to runs, and stores how they ended.
+
+    Args:
+        keys, link, blocking: the queue, the connection for calls, and the one that blocks on the marker.
+        table: all jobs in our hands.
+        slots: how many jobs may run at once.
+        run: runs one job and says its outcome.
+        settle: called after trouble with the connection, before anything is sent again; returns when the server is back and
+            our locks are settled.
+    """
+
+    def __init__(
+        self,
+        keys: QueueKeys,
+        link: Link,
+        blocking: Link,
+        table: HeldTable,
+        *,
+        slots: int,
+        want: Want,
+        metrics_points: int,
+        run: Callable[[Held], Coroutine[Any, Any, Outcome | None]],
+        settle: Callable[[Exception], Coroutine[Any, Any, None]],
+        failed_to_complete: Callable[[Held, str], Outcome],
+    ) -> None:
+        self._keys = keys
+        self._link = link
+        self._blocking = blocking
+        self._table = table
+        self._slots = slots
+        self._want = want.args
+        self._metrics_points = metrics_points
+        self._run = run
+        self._failed_to_complete = failed_to_complete
+        self._patience = Patience(math.inf, settle)
+        self._cap = 1 if slots == 1 else min(CAP, max(1, slots // 2))
+        self._lanes = [Lane(link, keys) for _ in range(1 if slots == 1 else 2)]
+        self._ended: deque[tuple[Held, Outcome]] = deque()
+        self._in_call: dict[str, tuple[Held, Outcome]] = {}
+        self._runs: set[asyncio.Task[None]] = set()
+        self._fetching = 0
+        self._running = 0
+        self._gate = Gate.OPEN
+        self._closing = False
+        self._empty = False
+        self._ramp = 1
+        self._held_until = 0.0
+        self._due_at: float | None = None
+        self._server_offset: float | None = None
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._idle_waiters: list[asyncio.Future[None]] = []
+        self._blocked = False
+        self._stop_when_empty = False
+        self._changed = asyncio.Event()
+        self._complained: dict[str, float] = {}
+        self.last_fetch = asyncio.get_running_loop().time()
+
+    # -- what others ask of it -----------------------------------------------------------------------------------------
+
+    def tasks(self) -> list[Coroutine[Any, Any, None]]:
+        """Its roles, to be run as tasks: the lanes and the one that blocks on the marker."""
+        return [*(self._drive(lane) for lane in self._lanes), self._block()]
+
+    def stop_when_empty(self) -> None:
+        """Ends the lanes once nothing waits and nothing runs here."""
+        self._stop_when_empty = True
+        self._wake_all()
+
+    def shut(self) -> None:
+        """Fetches no more. Running jobs go on."""
+        self._gate = Gate.SHUT
+        if self._blocked:
+            # A marker that is answered to us now would wake nobody: the crew passes one on.
+            self._blocking.drop("the worker fetches no more")
+        self._wake_all()
+
+    def open(self) -> None:
+        """Fetches again."""
+        self._gate = Gate.OPEN
+        self._look_again()
+        self._changed.set()
+
+    def close(self) -> None:
+        """Ends the lanes once every outcome is stored. Fetches no more."""
+        self._closing = True
+        self.shut()
+        self._changed.set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs, waits to be stored or is under way."""
+        return not self._running and not self._ended and not self._in_call and not self._fetching
+
+    async def quiet(self, *, running_only: bool = False) -> None:
+        """Waits until it is idle, or until no job runs and no fetch is under way."""
+        while self._running or self._fetching or not (running_only or self.idle):
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._idle_waiters.append(waiter)
+            await waiter
+
+    def give_back_running(self, held: list[Held]) -> None:
+        """Gives jobs back whose handlers do not stop; what these still return is discarded."""
+        for one in held:
+            self._end(one, GivenBack(one.job.id, one.token, started=one.called))
+
+    def unsettled(self) -> list[Held]:
+        """Jobs whose outcome has not been stored."""
+        return self._table.all()
+
+    # -- a lane --------------------------------------------------------------------------------------------------------
+
+    async def _drive(self, lane: Lane) -> None:
+        while True:
+            outcomes, count = self._load()
+            if not outcomes and not count:
+                if self._done():
+                    self._wake_all()
+                    return
+                await self._wait()
+                continue
+            for held, outcome in outcomes:
+                self._in_call[held.job.id + held.token] = (held, outcome)
+            self._fetching += count
+            before = lasting()
+            try:
+                turn = await self._call(lane, [outcome for _, outcome in outcomes], count)
+            except EchoMQError as error:
+                self._fetching -= count
+                self._refused(outcomes, error)
+                if isinstance(error, StaleCall):
+                    lane = Lane(self._link, self._keys)
+                await asyncio.sleep(_PAUSE_AFTER_ERROR)
+                continue
+            self._fetching -= count
+            self._stored(outcomes, turn)
+            self._fetched(turn, count, before)
+            self._tell_idle()
+
+    async def _call(self, lane: Lane, outcomes: list[Outcome], count: int) -> Turn:
+        if outcomes:
+            return await finish_and_take(lane, self._want, count, outcomes, self._metrics_points, self._patience)
+        return await take(lane, self._want, count, self._patience)
+
+    def _load(self) -> tuple[list[tuple[Held, Outcome]], int]:
+        """What the next call carries: outcomes, and how many jobs it asks for."""
+        outcomes: list[tuple[Held, Outcome]] = []
+        while self._ended and len(outcomes) < self._cap:
+            outcomes.append(self._ended.popleft())
+        return outcomes, self._wanted(bool(outcomes))
+
+    def _wanted(self, going_anyway: bool) -> int:
+        if self._gate is Gate.SHUT or asyncio.get_running_loop().time() < self._held_until:
+            return 0
+        if self._empty and not going_anyway:
+            return 0
+        free = self._slots - self._running - self._fetching - len(self._ended)
+        return max(0, min(free, self._cap, self._ramp - self._fetching))
+
+    def _done(self) -> bool:
+        if not self.idle:
+            return False
+        return self._closing or (self._stop_when_empty and self._empty)
+
+    def _stored(self, outcomes: list[tuple[Held, Outcome]], turn: Turn) -> None:
+        for (held, outcome), code in zip(outcomes, turn.codes, strict=True):
+            self._in_call.pop(held.job.id + held.token, None)
+            if isinstance(code, int) and code >= 0:
+                self._table.drop(held)
+            else:
+                self._not_stored(held, outcome, code)
+
+    def _not_stored(self, held: Held, outcome: Outcome, code: int | str) -> None:
+        if isinstance(outcome, Completed) and code in (codes.PENDING_CHILDREN, codes.FAILED_CHILDREN):
+            # Still ours, in active and locked: a job that cannot complete has failed, and says why.
+            self._ended.append((held, self._failed_to_complete(held, codes.meaning(code))))
+            return
+        held.hold = Hold.LOST
+        self._table.drop(held)
+        logger.warning(
+            "the outcome of job %s (%s) was not stored: %s",
+            held.job.id,
+            held.job.name,
+            codes.meaning(code),
+            extra=about(self._keys.queue, held.job.id, held.job.name),
+        )
+
+    def _refused(self, outcomes: list[tuple[Held, Outcome]], error: EchoMQError) -> None:
+        """The server refused the whole call, so nothing has changed: all outcomes wait for the next one."""
+        for held, outcome in reversed(outcomes):
+            self._in_call.pop(held.job.id + held.token, None)
+            self._ended.appendleft((held, outcome))
+        self._ramp = 1
+        self._complain(error)
+
+    def _fetched(self, turn: Turn, wanted: int, before: float) -> None:
+        loop = asyncio.get_running_loop()
+        now = self.last_fetch = loop.time()
+        if turn.now is not None:
+            self._server_offset = turn.now / 1000 - now
+        self._due_at = None if turn.due_in is None else now + turn.due_in
+        for job_id in turn.dropped:
+            logger.error("queue %s: id %s stood in the line and had no job; it was taken out", self._keys.queue, job_id)
+        if turn.jobs:
+            fetched = [Held(job, turn.token, before) for job in turn.jobs]
+            self._table.add(fetched)
+            self._running += len(fetched)
+            for held in fetched:
+                self._start(held, loop)
+        if not wanted:
+            return
+        if Closed.LIMITED in turn.closed:
+            self._held_until = now + min(turn.limited_for, _LONGEST_LIMIT)
+            loop.call_at(self._held_until, self._window_opens)
+        got = len(turn.jobs)
+        if got == wanted or Closed.MORE_DUE in turn.closed:
+            self._empty = False
+            self._ramp = min(self._ramp * 2, 2 * CAP)
+            self._wake_one()
+        else:
+            self._ramp = 1
+            self._empty = True
+            self._changed.set()
+            if self._stop_when_empty:
+                self._wake_all()
+
+    # -- a job ---------------------------------------------------------------------------------------------------------
+
+    def _start(self, held: Held, loop: asyncio.AbstractEventLoop) -> None:
+        if self._closing:  # it answers a fetch that was under way when we closed: given back whole
+            self._end(held, GivenBack(held.job.id, held.token, started=False))
+            return
+        task = loop.create_task(self._one(held))
+        held.task = task
+        self._runs.add(task)
+
+    async def _one(self, held: Held) -> None:
+        task = held.task
+        assert task is not None
+        try:
+            outcome = await self._run(held)
+        except asyncio.CancelledError:
+            # Cancelled before its first step: the handler was never called.
+            outcome = None if held.hold is Hold.LOST else GivenBack(held.job.id, held.token, started=held.called)
+        finally:
+            held.task = None
+            self._runs.discard(task)
+        self._end(held, outcome)
+
+    def _end(self, held: Held, outcome: Outcome | None) -> None:
+        if held.hold is Hold.ENDED:
+            return  # given back while it ran: its late end changes nothing
+        self._running -= 1
+        if self._running == self._slots - 1:
+            self._changed.set()  # there is a slot again: the marker may be waited for
+        if outcome is None or held.hold is Hold.LOST:
+            self._table.drop(held)
+            self._look_again()
+            self._tell_idle()
+            return
+        held.hold = Hold.ENDED
+        self._ended.append((held, outcome))
+        self._wake_one()
+        self._tell_idle()
+
+    # -- waiting ---------------------------------------------------------------------------------------------------------
+
+    async def _wait(self) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            if not waiter.done():
+                self._waiters.remove(waiter)
+
+    def _wake_one(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    def _wake_all(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _look_again(self) -> None:
+        self._empty = False
+        self._wake_one()
+
+    def _window_opens(self) -> None:
+        self._look_again()
+        self._changed.set()
+
+    def _tell_idle(self) -> None:
+        if self._idle_waiters and not self._running and not self._fetching:
+            for waiter in self._idle_waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._idle_waiters.clear()
+
+    # -- blocking on the marker ------------------------------------------------------------------------------------------
+
+    async def _block(self) -> None:
+        """Sleeps on the marker while there is nothing to fetch, and has a lane look when it wakes (protocol 4)."""
+        pause = _FIRST_PAUSE
+        loop = asyncio.get_running_loop()
+        while not self._closing:
+            if not self._may_block(loop.time()):
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            seconds = LONGEST_BLOCK
+            if self._due_at is not None:
+                seconds = min(seconds, self._due_at - loop.time())
+                if seconds <= 0:
+                    self._look_again()
+                    continue
+            self._blocked = True
+            try:
+                popped = await pop_marker(self._blocking, self._keys.key("marker"), seconds)
+            except (ServerUnavailable, ConnectionLost):
+                if self._gate is Gate.SHUT or self._closing:
+                    continue
+                await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
+                pause = min(pause * 2, _LONGEST_PAUSE)
+                self._look_again()  # a marker may have been lost with the connection
+            except EchoMQError as error:
+                self._complain(error)
+                await asyncio.sleep(_PAUSE_AFTER_ERROR)
+                self._look_again()
+            else:
+                pause = _FIRST_PAUSE
+                await self._woken(popped, loop)
+            finally:
+                self._blocked = False
+
+    def _may_block(self, now: float) -> bool:
+        return (
+            self._empty
+            and self._gate is Gate.OPEN
+            and not self._closing
+            and now >= self._held_until
+            and self._slots > self._running + self._fetching
+        )
+
+    async def _woken(self, popped: tuple[bytes, float] | None, loop: asyncio.AbstractEventLoop) -> None:
+        if popped is None:
+            self._look_again()
+            return
+        member, score = popped
+        if self._gate is Gate.SHUT or self._slots <= self._running + self._fetching:
+            await self.pass_marker_on()  # our slots have filled meanwhile: the marker is another's
+            return
+        if member == b"1" and self._server_offset is not None:
+            due_at = score / 1000 - self._server_offset
+            if due_at > loop.time() + 0.001:
+                self._due_at = due_at if self._due_at is None else min(self._due_at, due_at)
+                return
+        self._look_again()
+
+    async def pass_marker_on(self) -> None:
+        """Wakes another worker if jobs wait; best effort, since a lost marker costs a few seconds and no job."""
+        try:
+            await run_script(self._link, "passMarkerOn-6", self._keys, ())
+        except EchoMQError as error:
+            logger.debug("queue %s: a marker could not be passed on: %s", self._keys.queue, error)
+
+    def _complain(self, error: EchoMQError) -> None:
+        """One line a minute for each kind of trouble that the server answers with."""
+        now, text = asyncio.get_running_loop().time(), str(error)
+        if now - self._complained.get(text, -math.inf) > _COMPLAIN_EVERY:
+            self._complained = {text: now}
+            logger.error("queue %s: %s; trying again", self._keys.queue, text)

@@ -1,0 +1,80 @@
+"""One job's run: check it, call its handler, and say how it ended. Nothing here ends the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from echomq._log import about, logger
+from echomq._store.codec import JobOptions, StoredJob
+from echomq._store.finish import Failed, Outcome, Retry
+from echomq._worker.held import Held, Hold
+from echomq._worker.outcome import Ends
+
+Call = Callable[[Held], Awaitable[Any]]
+"""Calls the user's handler for a job; given by the worker, which knows handlers and executors."""
+
+Advance = Callable[[StoredJob], Awaitable[None]]
+"""Makes a schedule's next iteration; before the handler, so that it does not depend on how the handler ends (protocol 3.24)."""
+
+_NO_OPTIONS = JobOptions(raw={})
+
+
+class Runner:
+    """Runs jobs, one call of ``run`` each."""
+
+    def __init__(self, queue: str, call: Call, ends: Ends, advance: Advance) -> None:
+        self._queue = queue
+        self._call = call
+        self._ends = ends
+        self._advance = advance
+
+    async def run(self, held: Held) -> Outcome | None:
+        """The outcome to store; None if nothing may be written (the job is another's by now)."""
+        job = held.job
+        try:
+            options = job.opts
+        except ValueError as error:
+            return self._ends.failed(held, _NO_OPTIONS, f"the job's opts cannot be read: {error}")
+        deferred = job.fields.get(b"defa")
+        if deferred is not None:
+            return self._ends.failed(held, options, deferred.decode("utf-8", "replace"))
+        try:
+            if b"rjk" in job.fields:
+                await self._advance(job)
+            value = await self._call(held)
+        except GeneratorExit:
+            raise  # the event loop is gone; there is nobody left to tell
+        except BaseException as error:  # noqa: BLE001  # SystemExit and the like are this job's outcome, never the worker's
+            return self._classify(held, options, error)
+        if held.hold is Hold.LOST:
+            return None
+        return self._ends.returned(held, options, value)
+
+    def _classify(self, held: Held, options: JobOptions, error: BaseException) -> Outcome | None:
+        if held.hold is Hold.LOST:
+            return None
+        if held.hold is Hold.STOPPED and isinstance(error, asyncio.CancelledError):
+            return self._ends.stopped(held)
+        outcome = self._ends.raised(held, options, error)
+        self._report(held, error, outcome)
+        return outcome
+
+    def _report(self, held: Held, error: BaseException, outcome: Outcome) -> None:
+        extra = about(self._queue, held.job.id, held.job.name)
+        made = held.job.attempts_made + 1
+        if isinstance(outcome, Failed):
+            _log(logging.ERROR, "job %s (%s) failed for good after %d runs", held, made, error, extra)
+        elif isinstance(outcome, Retry):
+            _log(logging.WARNING, "job %s (%s) failed in run %d; it runs again", held, made, error, extra)
+
+
+def _log(level: int, text: str, held: Held, made: int, error: BaseException, extra: Any) -> None:
+    if not logger.isEnabledFor(level):
+        return
+    try:
+        logger.log(level, text, held.job.id, held.job.name, made, exc_info=error, extra=extra)
+    except Exception:  # noqa: BLE001  # an exception that cannot even be printed; the job's outcome does not depend on it
+        logger.log(level, text, held.job.id, held.job.name, made, extra=extra)

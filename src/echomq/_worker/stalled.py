@@ -1,0 +1,55 @@
+"""The sweep: jobs of dead workers go back to wait. Every worker takes part; the server lets one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from echomq._log import logger
+from echomq._store.call import Lane, Patience
+from echomq._store.keep import Sweep, sweep
+from echomq.errors import ConnectionLost, EchoMQError, ServerUnavailable
+
+_AGAIN = 1.0
+_CONFIRM = 1.5
+
+
+class Sweeper:
+    """Sweeps at start and whenever the server's guard allows the next one.
+
+    Args:
+        lane: its own.
+        interval: seconds between sweeps, fleet-wide.
+        max_stalled: a job that stalls more often is failed by the next worker that fetches it.
+    """
+
+    def __init__(self, queue: str, lane: Lane, interval: float, max_stalled: int) -> None:
+        self._queue = queue
+        self._lane = lane
+        self._interval = interval
+        self._max_stalled = max_stalled
+
+    async def run(self) -> None:
+        """Sweeps until cancelled."""
+        while True:
+            try:
+                swept = await self.tick()
+                pause = swept.next_in
+            except (ConnectionLost, ServerUnavailable):
+                pause = min(_AGAIN, self._interval)
+            except EchoMQError as error:
+                logger.error("queue %s cannot be swept for stalled jobs: %s", self._queue, error)
+                pause = self._interval
+            await asyncio.sleep(max(pause, 0.01))
+
+    async def tick(self) -> Sweep:
+        """One sweep, if it is nobody else's turn."""
+        confirm = min(_CONFIRM, self._interval / 2)
+        swept = await sweep(self._lane, self._interval, self._max_stalled, confirm, Patience(0))
+        for job_id in swept.recovered:
+            logger.warning(
+                "job %s of %s had lost its worker; it is back in the queue",
+                job_id,
+                self._queue,
+                extra={"queue": self._queue, "job_id": job_id},
+            )
+        return swept
