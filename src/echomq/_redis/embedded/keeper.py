@@ -1,8 +1,8 @@
 """The keeper: a small process, the parent of one embedded server from its start to its end.
 
-It is run by path with ``python -s -S -P``, so that it starts in a few milliseconds, and therefore imports nothing outside
-the standard library; what it shares with the processes that join (locks, the record, a question to the server) stands
-here too.
+It is run by path with ``python -s -S -P``, so that it starts in a few milliseconds, and therefore imports nothing
+outside the standard library; what it shares with the processes that join (locks, the record, a question to the server)
+stands here too.
 
 Four lock files in the data folder decide everything. The kernel frees a lock when its holder ends, however it ends.
 
