@@ -13,6 +13,7 @@
     │   ├── LockLost                         another worker owns the job now, or its lock has gone
     │   └── JobLocked                        a worker is running the job
     ├── BulkAddError                         a bulk add stopped half-way; says what became of each job
+    ├── OutcomesNotStored                    a worker stopped without its server; says whose outcomes were not stored
     ├── ServerError                          the server answered with an error
     │   ├── StaleCall                        a late copy of a call that was answered long ago; refused
     │   └── BrokenKey                        a key holds what the protocol does not allow there; nothing was changed
@@ -166,6 +167,24 @@ class ServerUnavailable(EchoMQError, ConnectionError):
 
 class ConnectionLost(EchoMQError, ConnectionError):
     """The call was sent and its reply never came: it may or may not have been carried out."""
+
+
+class OutcomesNotStored(EchoMQError):
+    """A worker stopped while the server was away, and outcomes of these jobs could not be stored.
+
+    They are not lost: their locks expire, and another worker runs them again.
+
+    Attributes:
+        job_ids: whose.
+    """
+
+    job_ids: list[str]
+
+    def __init__(self, job_ids: Sequence[str]) -> None:
+        super().__init__(
+            f"the server was away while the worker stopped; {len(job_ids)} jobs will run again: {', '.join(job_ids)}"
+        )
+        self.job_ids = list(job_ids)
 
 
 class Outcome(Exception):

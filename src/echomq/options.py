@@ -16,7 +16,7 @@ Duration: TypeAlias = float | timedelta
 """Seconds as a number, or a ``timedelta``."""
 
 JSON: TypeAlias = Any
-"""What can be written as JSON: None, bool, int, float, str, lists and dicts of them, and what msgspec turns into them."""
+"""What can be written as JSON: None, bool, int, float, str, lists and dicts of them, and what msgspec makes such."""
 
 MAX_PRIORITY: Final = 2_097_151
 MAX_DELAY: Final = 10 * 365 * 86_400.0
@@ -120,7 +120,8 @@ class Backoff(msgspec.Struct, frozen=True):
     Attributes:
         type: ``fixed``, ``exponential``, or the name of a strategy that the worker knows.
         delay: seconds.
-        jitter: 0 to 1: this share of the wait is drawn at random, so that jobs that failed together do not return together.
+        jitter: 0 to 1: this share of the wait is drawn at random, so that jobs that failed together do not come back
+            together.
 
     Example:
         >>> Backoff.exponential(1, jitter=0.5)      # 1 s, 2 s, 4 s …, each between half of it and all of it
@@ -145,7 +146,7 @@ class Backoff(msgspec.Struct, frozen=True):
 
     @classmethod
     def exponential(cls, delay: Duration, *, jitter: float = 0.0) -> Backoff:
-        """``delay``, then twice that, then four times …"""
+        """First ``delay``, then twice that, then four times that, and so on."""
         return cls("exponential", to_seconds(delay, "backoff delay"), jitter)
 
     @classmethod
@@ -155,7 +156,7 @@ class Backoff(msgspec.Struct, frozen=True):
 
 
 BackoffStrategy: TypeAlias = Callable[[int, BaseException], Duration | None]
-"""A worker's own back-off: attempts made so far (1 after the first run) and the error → how long to wait; None: fail now."""
+"""A worker's own back-off: attempts made so far (1 after the first run), error → how long to wait; None: fail now."""
 
 
 class Keep(msgspec.Struct, frozen=True):
@@ -254,7 +255,9 @@ class JobSpec(msgspec.Struct, frozen=True):
         for name in ("remove_on_complete", "remove_on_fail"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, Keep):
-                raise InvalidOption(f"{name}={value!r}: must be a Keep, such as Keep(count=1000), Keep.ALL or Keep.NONE")
+                raise InvalidOption(
+                    f"{name}={value!r}: must be a Keep, such as Keep(count=1000), Keep.ALL or Keep.NONE"
+                )
         if self.stack_trace_limit is not None:
             check_whole(self.stack_trace_limit, "stack_trace_limit", least=0)
         if not isinstance(self.lifo, bool):
@@ -268,3 +271,23 @@ class JobSpec(msgspec.Struct, frozen=True):
                 raise InvalidOption(
                     f"{name}={value!r}: must be a datetime with a time zone, such as datetime.now(timezone.utc)"
                 )
+
+
+class Limiter(msgspec.Struct, frozen=True):
+    """A worker's rate limit, shared by all workers of the queue that have one (protocol 3.4).
+
+    Attributes:
+        max: at most so many jobs start …
+        duration: … in so many seconds, counted in windows that open with the first start.
+
+    Example:
+        >>> Limiter(max=100, duration=60)
+        Limiter(max=100, duration=60.0)
+    """
+
+    max: int
+    duration: Duration
+
+    def __post_init__(self) -> None:
+        check_whole(self.max, "limiter max", least=1)
+        msgspec.structs.force_setattr(self, "duration", to_seconds(self.duration, "limiter duration", least=0.001))

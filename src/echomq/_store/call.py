@@ -55,7 +55,10 @@ async def run_script(link: Link, name: str, keys: QueueKeys, args: Sequence[Argu
         called = script(name)
         if error.code != "NOSCRIPT":
             raise explain(error, called) from None
-    await link.call("SCRIPT", "LOAD", called.source)
+    try:
+        await link.call("SCRIPT", "LOAD", called.source)
+    except ConnectionLost as error:  # of the script; the call itself has not been sent
+        raise ServerUnavailable(str(error)) from error
     try:
         return await link.call(*head, clock, *args)
     except ServerError as error:
@@ -67,8 +70,7 @@ class Patience:
 
     Args:
         seconds: ``math.inf`` to go on for ever.
-        on_trouble: told of each failed try.
-        until: when it is done, nobody waits any longer.
+        on_trouble: awaited after each failed try.
     """
 
     def __init__(
@@ -78,6 +80,92 @@ class Patience:
     ) -> None:
         self.seconds = seconds
         self.on_trouble = on_trouble
+
+
+class _Tries:
+    """The tries of one call: when the next may come, and when there is none any more."""
+
+    __slots__ = ("_give_up", "_loop", "_patience", "_pause", "sent")
+
+    def __init__(self, patience: Patience, started: float | None = None) -> None:
+        self._patience = patience
+        self._loop = asyncio.get_running_loop()
+        self._give_up = (self._loop.time() if started is None else started) + patience.seconds
+        self._pause = _FIRST_PAUSE
+        self.sent = False
+
+    async def reconnect(self, link: Link) -> None:
+        """Connects for a further try, no longer than patience lasts."""
+        if link.connected:
+            return
+        try:
+            async with asyncio.timeout_at(self._give_up if self._give_up < math.inf else None):
+                await link.connect()
+        except TimeoutError:
+            where = link.settings.where
+            raise ServerUnavailable(f"{where}: no connection within {self._patience.seconds:g} s") from None
+
+    async def next(self, trouble: Exception) -> None:
+        """Waits for the next try, or raises what the caller is to hear."""
+        patience = self._patience
+        if isinstance(trouble, ConnectionLost) and not self.sent:
+            # However long its reply was waited for: from now on there is time to ask what became of the call.
+            self.sent = True
+            self._give_up = max(self._give_up, self._loop.time() + patience.seconds)
+        if patience.on_trouble is not None:
+            await patience.on_trouble(trouble)
+        wait = self._pause * (0.5 + random.random())  # spreads the callers; no secret
+        if self._loop.time() + wait > self._give_up:
+            if self.sent and not isinstance(trouble, ConnectionLost):
+                raise ConnectionLost(f"the call was sent, and could not be repeated: {trouble}") from trouble
+            raise trouble
+        await asyncio.sleep(wait)
+        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+
+
+async def opened(open_link: Callable[[], Awaitable[Link]], patience: Patience) -> Link:
+    """The link that ``open_link`` gives, tried until patience ends.
+
+    Raises:
+        ServerUnavailable: patience ended.
+    """
+    tries = _Tries(patience)
+    while True:
+        try:
+            return await open_link()
+        except (ServerUnavailable, ConnectionLost) as error:
+            await tries.next(ServerUnavailable(str(error)))  # whatever was asked to open it, the call was not sent
+
+
+async def read_script(link: Link, name: str, keys: QueueKeys, args: Sequence[Argument], patience: Patience) -> Reply:
+    """Calls a script that changes nothing, until it has been answered or until patience ends.
+
+    Raises:
+        ServerUnavailable: patience ended.
+        BrokenKey, ServerError: the script's own answer.
+    """
+    return await _read(link, lambda: run_script(link, name, keys, args), patience)
+
+
+async def read_command(link: Link, command: Sequence[Argument], patience: Patience) -> Reply:
+    """Sends a command that changes nothing, as ``read_script`` calls a script."""
+    return await _read(link, lambda: link.call(*command), patience)
+
+
+async def _read(link: Link, read: Callable[[], Awaitable[Reply]], patience: Patience) -> Reply:
+    started = asyncio.get_running_loop().time()
+    try:
+        return await read()
+    except (ServerUnavailable, ConnectionLost) as error:
+        trouble = ServerUnavailable(str(error))  # nothing that could have been carried out
+    tries = _Tries(patience, started)
+    while True:
+        await tries.next(trouble)
+        try:
+            await tries.reconnect(link)
+            return await read()
+        except (ServerUnavailable, ConnectionLost) as error:
+            trouble = ServerUnavailable(str(error))
 
 
 class Lane:
@@ -106,31 +194,17 @@ class Lane:
         """
         self._number += 1
         number = str(self._number)
-        resent = ""
+        started = asyncio.get_running_loop().time()
         try:
-            return await run_script(self._link, name, self._keys, (self.id, number, resent, *args))
-        except ConnectionLost as error:
+            return await run_script(self._link, name, self._keys, (self.id, number, "", *args))
+        except (ConnectionLost, ServerUnavailable) as error:
             trouble: Exception = error
-            resent = "1"
-        except ServerUnavailable as error:
-            trouble = error
-        loop = asyncio.get_running_loop()
-        give_up = loop.time() + patience.seconds if patience.seconds < math.inf else math.inf
-        pause = _FIRST_PAUSE
+        tries = _Tries(patience, started)
         while True:
-            if patience.on_trouble is not None:
-                await patience.on_trouble(trouble)
-            wait = pause * (0.5 + random.random())  # noqa: S311  # spreads the callers; no secret
-            if loop.time() + wait > give_up:
-                if resent and not isinstance(trouble, ConnectionLost):
-                    raise ConnectionLost(f"the call was sent, and could not be repeated: {trouble}") from trouble
-                raise trouble
-            await asyncio.sleep(wait)
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            await tries.next(trouble)
             try:
+                await tries.reconnect(self._link)
+                resent = "1" if tries.sent else ""
                 return await run_script(self._link, name, self._keys, (self.id, number, resent, *args))
-            except ConnectionLost as error:
-                trouble = error
-                resent = "1"
-            except ServerUnavailable as error:
+            except (ConnectionLost, ServerUnavailable) as error:
                 trouble = error

@@ -1,19 +1,21 @@
-"""Between Python and what stands on the server: JSON text, milliseconds, BullMQ's option names. The only place that knows them."""
+"""Between Python and what stands on the server: JSON text, milliseconds, option names. Nobody else knows them."""
 
 from __future__ import annotations
 
 import json
 import math
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
 
 from echomq.errors import EncodingError
+from echomq.models import JOB_STATES, JobOptions, JobState, Parent
 from echomq.options import (
     KEEP_COMPLETED,
     KEEP_FAILED,
+    MAX_DELAY,
     UNSET,
     Backoff,
     Duration,
@@ -26,7 +28,7 @@ _encoder: Final = msgspec.json.Encoder()
 _decoder: Final = msgspec.json.Decoder()
 _packer: Final = msgspec.msgpack.Encoder()
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------
@@ -152,6 +154,29 @@ def to_moment(ms: int | float) -> datetime:
     return _EPOCH + timedelta(milliseconds=ms)
 
 
+# -- states and ids ----------------------------------------------------------------------------------------------------
+
+_STATES_OUT: Final[dict[JobState, str]] = {
+    state: "waiting-children" if state == "waiting_children" else state for state in JOB_STATES
+}
+_STATES_IN: Final[dict[bytes, JobState]] = {text.encode(): state for state, text in _STATES_OUT.items()}
+
+
+def state_out(state: JobState) -> str:
+    """A state as the scripts call it."""
+    return _STATES_OUT[state]
+
+
+def state_in(text: bytes) -> JobState | None:
+    """A state that a script named; None for ``unknown``."""
+    return _STATES_IN.get(text)
+
+
+def id_out(job_id: str) -> bytes:
+    """An id as it stands on the server; also one of another program that is no UTF-8."""
+    return job_id.encode("utf-8", "surrogateescape")
+
+
 # -- jobs to be added --------------------------------------------------------------------------------------------------
 
 NewJob = tuple[bytes | str, ...]
@@ -225,7 +250,9 @@ def encode_spec(spec: JobSpec) -> NewJob:
     try:
         name = spec.name.encode()
     except UnicodeEncodeError:
-        raise EncodingError(f"job name {spec.name!r} holds a lone surrogate, which has no UTF-8 form", path="name") from None
+        raise EncodingError(
+            f"job name {spec.name!r} holds a lone surrogate, which has no UTF-8 form; remove it", path="name"
+        ) from None
     delay = duration_ms(spec.delay, "delay") if spec.delay is not None else 0
     timestamp = moment_ms(spec.timestamp) if spec.timestamp is not None else None
     if (
@@ -259,7 +286,7 @@ def encode_spec(spec: JobSpec) -> NewJob:
     )
 
 
-# -- jobs as they stand on the server ------------------------------------------------------------------------------------
+# -- jobs as they stand on the server ----------------------------------------------------------------------------------
 
 
 def keep_rule(keep: Keep, target: Keep) -> str:
@@ -270,26 +297,29 @@ def keep_rule(keep: Keep, target: Keep) -> str:
     return f"{keep.count};{age};"
 
 
+def _keep_numbers(value: Any) -> tuple[float, float | None, float | None] | None:
+    """Count (-1: any), age in seconds and limit of a ``removeOnComplete`` or ``removeOnFail``; None if it says nothing."""
+    if isinstance(value, bool):
+        return (0, None, None) if value else (-1, None, None)
+    if isinstance(value, dict):
+        count, age, limit = (_number(value.get(part)) for part in ("count", "age", "limit"))
+        if count is None and age is None and limit is None:
+            return None
+        return (-1 if count is None else count), age, limit
+    number = _number(value)
+    return None if number is None else (number, None, None)
+
+
 def _rule_from_opts(value: Any) -> str | None:
     """A job's own ``removeOnComplete`` or ``removeOnFail`` (protocol 3.5.3); None: the worker's applies."""
-    match value:
-        case True:
-            return "0;;"
-        case False:
-            return "-1;;"
-        case int() | float():
-            return f"{int(value)};;"
-        case {**rule} if rule:
-            count, age, limit = rule.get("count"), rule.get("age"), rule.get("limit")
-            if all(part is None or (isinstance(part, (int, float)) and not isinstance(part, bool)) for part in (count, age, limit)):
-                return (
-                    f"{int(count) if count is not None else -1};"
-                    f"{math.ceil(age) if age is not None else ''};{int(limit) if limit is not None else ''}"
-                )
-    return None
+    numbers = _keep_numbers(value)
+    if numbers is None:
+        return None
+    count, age, limit = numbers
+    return f"{int(count)};{'' if age is None else math.ceil(age)};{'' if limit is None else int(limit)}"
 
 
-class JobOptions(msgspec.Struct, frozen=True):
+class RunOptions(msgspec.Struct, frozen=True):
     """What a worker needs of a job's stored options, read without trust: Node, PHP or a person may have written them.
 
     Attributes:
@@ -315,7 +345,7 @@ def _number(value: Any) -> float | None:
 
 
 @lru_cache(maxsize=1024)
-def decode_opts(text: bytes) -> JobOptions:
+def decode_opts(text: bytes) -> RunOptions:
     """Options from their text. Equal texts are read once.
 
     Raises:
@@ -324,17 +354,15 @@ def decode_opts(text: bytes) -> JobOptions:
     raw = decode_json(text)
     if not isinstance(raw, dict):
         raise ValueError(f"opts must be a JSON object, not {type(raw).__name__}")
-    backoff_type, delay, jitter = None, 0.0, 0.0
-    match raw.get("backoff"):
-        case bool():
-            pass
-        case int() | float() as milliseconds:
-            backoff_type, delay = "fixed", (_number(milliseconds) or 0.0) / 1000
-        case {"type": str(backoff_type), **rest}:
-            delay = (_number(rest.get("delay")) or 0.0) / 1000
-            jitter = min(max(_number(rest.get("jitter")) or 0.0, 0.0), 1.0)
+    backoff, backoff_type, delay, jitter = raw.get("backoff"), None, 0.0, 0.0
+    if isinstance(backoff, dict) and isinstance(backoff.get("type"), str):
+        backoff_type = backoff["type"]
+        delay = (_number(backoff.get("delay")) or 0.0) / 1000
+        jitter = min(max(_number(backoff.get("jitter")) or 0.0, 0.0), 1.0)
+    elif (milliseconds := _number(backoff)) is not None:
+        backoff_type, delay = "fixed", milliseconds / 1000
     limit = _number(raw.get("stackTraceLimit"))
-    return JobOptions(
+    return RunOptions(
         raw=raw,
         attempts=int(_number(raw.get("attempts")) or 0),
         backoff_type=backoff_type,
@@ -344,6 +372,38 @@ def decode_opts(text: bytes) -> JobOptions:
         keep_completed=_rule_from_opts(raw.get("removeOnComplete")),
         keep_failed=_rule_from_opts(raw.get("removeOnFail")),
         stack_trace_limit=None if limit is None else int(limit),
+    )
+
+
+def _keep_from_opts(value: Any) -> Keep | None:
+    numbers = _keep_numbers(value)
+    if numbers is None:
+        return None
+    count, age, _ = numbers
+    return Keep(count=max(int(count), -1), age=None if age is None else min(max(age, 0.0), 1e10))
+
+
+_NAMED_OPTIONS: Final = frozenset(
+    "attempts backoff delay priority lifo removeOnComplete removeOnFail stackTraceLimit jobId timestamp".split()
+)
+
+
+def public_options(options: RunOptions) -> JobOptions:
+    """A job's stored options as users see them."""
+    raw = options.raw
+    backoff = None
+    if options.backoff_type is not None:
+        backoff = Backoff(options.backoff_type, min(options.backoff_delay, MAX_DELAY), options.backoff_jitter)
+    return JobOptions(
+        attempts=options.attempts,
+        backoff=backoff,
+        delay=max(_number(raw.get("delay")) or 0.0, 0.0) / 1000,
+        priority=int(_number(raw.get("priority")) or 0),
+        lifo=options.lifo,
+        remove_on_complete=_keep_from_opts(raw.get("removeOnComplete")),
+        remove_on_fail=_keep_from_opts(raw.get("removeOnFail")),
+        stack_trace_limit=options.stack_trace_limit,
+        others={name: value for name, value in raw.items() if name not in _NAMED_OPTIONS},
     )
 
 
@@ -361,6 +421,22 @@ class StoredJob:
         """From an id and HGETALL's flat list; a later field of the same name wins."""
         pairs = iter(flat)
         return cls(job_id.decode("utf-8", "surrogateescape"), dict(zip(pairs, pairs, strict=True)))
+
+    @classmethod
+    def from_new(cls, job_id: str, job: NewJob, at: int) -> StoredJob:
+        """As an add has just stored it, at this time of the server."""
+        name, data, opts, timestamp, delay, due, priority = job[:7]
+        if due:
+            delay = str(max(int(due) - at, 0))
+        fields = {
+            b"name": name,
+            b"data": data,
+            b"opts": opts,
+            b"timestamp": timestamp.encode() if timestamp else b"%d" % at,  # type: ignore[union-attr]
+            b"delay": delay.encode(),  # type: ignore[union-attr]
+            b"priority": priority.encode(),  # type: ignore[union-attr]
+        }
+        return cls(job_id, fields)  # type: ignore[arg-type]
 
     def text(self, field: bytes) -> str | None:
         """A field as text, or None."""
@@ -396,7 +472,7 @@ class StoredJob:
         return self.text(b"name") or ""
 
     @property
-    def opts(self) -> JobOptions:
+    def opts(self) -> RunOptions:
         """The options. Raises ``ValueError`` where they cannot be read."""
         return decode_opts(self.fields.get(b"opts", b"{}"))
 
@@ -409,6 +485,20 @@ class StoredJob:
     def attempts_started(self) -> int:
         """Runs that began."""
         return self.number(b"ats")
+
+    def parent(self) -> Parent | None:
+        """Whose child it is."""
+        key = self.text(b"parentKey")
+        if not key or ":" not in key:
+            return None
+        queue_key, _, parent_id = key.rpartition(":")
+        try:
+            named = self.json(b"parent")
+        except ValueError:
+            named = None
+        if isinstance(named, dict) and isinstance(named.get("id"), str) and isinstance(named.get("queueKey"), str):
+            return Parent(named["id"], named["queueKey"])  # an id may hold colons
+        return Parent(parent_id, queue_key)
 
     def stacktrace(self) -> list[str]:
         """Tracebacks of failed runs, oldest first; empty where they cannot be read."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from echomq._lua.loader import script
 from echomq._redis.client import Link
 from echomq._redis.heartbeat import HeartbeatLink
-from echomq._redis.wire import Argument
+from echomq._redis.wire import Argument, Reply
 from echomq._store.call import Lane, Patience, explain, run_script
 from echomq._store.codec import to_ms
 from echomq._store.keys import QueueKeys
@@ -48,7 +48,7 @@ def _extend_args(held: Sequence[tuple[str, str, int]], lock_duration: float) -> 
     return args
 
 
-def _call_sync(link: HeartbeatLink, keys: QueueKeys, name: str, args: list[Argument], timeout: float) -> list[object]:
+def _call_sync(link: HeartbeatLink, keys: QueueKeys, name: str, args: list[Argument], timeout: float) -> list[Reply]:
     called = script(name)
     names = [keys.resolve(key) for key in called.keys]
     command: list[Argument] = ["EVALSHA", called.sha, str(len(names)), *names, *args]
@@ -60,7 +60,7 @@ def _call_sync(link: HeartbeatLink, keys: QueueKeys, name: str, args: list[Argum
         link.call("SCRIPT", "LOAD", called.source, timeout=timeout)
         reply = link.call(*command, timeout=timeout)
     assert isinstance(reply, list)
-    return reply  # type: ignore[return-value]
+    return reply
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,11 @@ from typing import Any
 
 from echomq._redis.client import Link
 from echomq._redis.wire import Argument, Reply
-from echomq._store.call import Lane, Patience
+from echomq._store.call import Lane, Patience, opened, read_command, read_script
 from echomq._store.codec import NewJob
 from echomq._store.keys import QueueKeys
+from echomq.connection import Hub
+from echomq.errors import ConnectionLost, EchoMQError, ServerError, ServerUnavailable, UnsupportedServer
 
 MOST_JOBS = 250
 MOST_BYTES = 1024 * 1024
@@ -40,81 +42,141 @@ class Added:
 
 @dataclass(slots=True)
 class _Add:
+    future: asyncio.Future[list[Added]]
+    asked: float
     jobs: Sequence[NewJob]
     size: int
-    future: asyncio.Future[list[Added]]
 
 
 @dataclass(slots=True)
 class _Call:
+    future: asyncio.Future[Any]
+    asked: float
     name: str
     args: Sequence[Argument]
-    future: asyncio.Future[Any]
 
 
 def size_of(job: NewJob) -> int:
     """About how many bytes a job takes on its way."""
-    return len(job[1]) + len(job[2]) + 64
+    return len(job[0]) + len(job[1]) + len(job[2]) + 64
 
 
 class Line:
-    """The line of one queue object in one event loop."""
+    """The line of one queue object in one event loop. It is a user of the hub until it is closed.
 
-    def __init__(self, link: Link, keys: QueueKeys, patience: Patience) -> None:
-        self._lane = Lane(link, keys)
-        self._patience = patience
+    A call that waits in the line is given up when it has waited as long as the connection is to wait for a server that
+    is away, and the call before it has just been given up. A call that was sent is repeated as long as that at least.
+    """
+
+    def __init__(self, hub: Hub, keys: QueueKeys) -> None:
+        self.loop = hub.loop
+        self.hub = hub
+        self.keys = keys
+        self._lane: Lane | None = None
         self._waiting: deque[_Add | _Call] = deque()
         self._walk: asyncio.Task[None] | None = None
+        self._closed = False
 
     def add(self, jobs: Sequence[NewJob]) -> asyncio.Future[list[Added]]:
         """Adds at most ``MOST_JOBS`` jobs, all or none, in order."""
-        future: asyncio.Future[list[Added]] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Add(jobs, sum(map(size_of, jobs)), future))
-        self._go()
-        return future
+        size = size_of(jobs[0]) if len(jobs) == 1 else sum(map(size_of, jobs))
+        return self._ask(_Add(self.loop.create_future(), self.loop.time(), jobs, size))
 
     def call(self, name: str, args: Sequence[Argument]) -> asyncio.Future[Any]:
         """Calls a lane script; the future gets its reply."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Call(name, args, future))
-        self._go()
-        return future
+        return self._ask(_Call(self.loop.create_future(), self.loop.time(), name, args))
+
+    async def read(self, name: str, args: Sequence[Argument]) -> Reply:
+        """Calls a script that changes nothing. It goes past the line."""
+        patience = Patience(self.hub.wait, self.hub.look_after)
+        try:
+            return await read_script(await self._link(patience), name, self.keys, args, patience)
+        except EchoMQError as error:
+            raise _retold(error, self.keys.queue, "could not be read") from error
+
+    async def ask(self, *command: Argument) -> Reply:
+        """One command that changes nothing. It goes past the line."""
+        patience = Patience(self.hub.wait, self.hub.look_after)
+        try:
+            return await read_command(await self._link(patience), command, patience)
+        except EchoMQError as error:
+            raise _retold(error, self.keys.queue, "could not be read") from error
+
+    async def connected(self) -> None:
+        """Waits for the first connection, as long as the connection is to wait."""
+        try:
+            await self._link(Patience(self.hub.wait, self.hub.look_after))
+        except EchoMQError as error:
+            raise _retold(error, self.keys.queue, "could not be reached") from error
 
     async def settled(self) -> None:
         """Waits until nothing is under way."""
         while self._walk is not None:
             await asyncio.wait([self._walk])
 
-    def _go(self) -> None:
+    async def close(self) -> None:
+        """Takes nothing more, waits for what was asked, and leaves the hub."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self.settled()
+        finally:
+            await self.hub.release()
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _ask(self, asked: Any) -> asyncio.Future[Any]:
+        if self._closed:
+            raise RuntimeError(f"queue {self.keys.queue!r} is closed: make a new Queue")
+        self._waiting.append(asked)
         if self._walk is None:
-            self._walk = asyncio.create_task(self._run(), name="echomq calls")
+            self._walk = self.loop.create_task(self._run(), name="echomq calls")
+        return asked.future  # type: ignore[no-any-return]
+
+    async def _link(self, patience: Patience) -> Link:
+        return await opened(lambda: self.hub.link(hash_tag=self.keys.hash_tag), patience)
 
     async def _run(self) -> None:
+        under_way: list[Any] = []
         try:
             while self._waiting:
                 first = self._waiting.popleft()
+                under_way = [first]
                 if isinstance(first, _Call):
                     await self._one(first)
                 else:
-                    await self._together(first)
+                    await self._together(first, under_way)
+                under_way = []
         finally:
             self._walk = None
-            while self._waiting:  # only when this task itself was cancelled, with its event loop
-                self._waiting.popleft().future.cancel()
+            for left in (*under_way, *self._waiting):  # only when this task itself was cancelled, with its event loop
+                left.future.cancel()
+            self._waiting.clear()
+
+    async def _send(self, name: str, args: Sequence[Argument], newest: _Add | _Call) -> Reply:
+        wait = self.hub.wait
+        waited = self.loop.time() - newest.asked
+        patience = Patience(wait - waited if waited < wait else 0.0, self.hub.look_after)
+        if self._lane is None:
+            self._lane = Lane(await self._link(patience), self.keys)
+        return await self._lane.call(name, args, patience)
 
     async def _one(self, call: _Call) -> None:
         try:
-            reply = await self._lane.call(call.name, call.args, self._patience)
-        except Exception as error:
-            _fail([call.future], error)
+            reply = await self._send(call.name, call.args, call)
+        except Exception as error:  # it is the caller's to hear
+            self._fail([call], error)
         else:
             if not call.future.done():
                 call.future.set_result(reply)
 
-    async def _together(self, first: _Add) -> None:
-        adds, count, size = [first], len(first.jobs), first.size
-        while self._waiting and isinstance(self._waiting[0], _Add):
+    async def _together(self, first: _Add, adds: list[_Add]) -> None:
+        count, size = len(first.jobs), first.size
+        while self._waiting:
             following = self._waiting[0]
+            if not isinstance(following, _Add):
+                break
             if count + len(following.jobs) > MOST_JOBS or size + following.size > MOST_BYTES:
                 break
             self._waiting.popleft()
@@ -125,9 +187,9 @@ class Line:
             for job in add.jobs:
                 args.extend(job)
         try:
-            reply = await self._lane.call(_ADD, args, self._patience)
-        except Exception as error:
-            _fail([add.future for add in adds], error)
+            reply = await self._send(_ADD, args, adds[-1])
+        except Exception as error:  # it is the callers' to hear
+            self._fail(adds, error)
             return
         results = _results(reply)
         start = 0
@@ -137,6 +199,15 @@ class Line:
                 add.future.set_result(results[start:end])
             start = end
 
+    def _fail(self, asked: Sequence[_Add | _Call], error: Exception) -> None:
+        for one in asked:
+            _tell(one, error, self.keys.queue)
+        if not isinstance(error, (ServerUnavailable, ConnectionLost)):
+            return
+        overdue = self.loop.time() - self.hub.wait
+        while self._waiting and self._waiting[0].asked <= overdue:
+            _tell(self._waiting.popleft(), ServerUnavailable(str(error)), self.keys.queue)
+
 
 def _results(reply: Reply) -> list[Added]:
     assert isinstance(reply, list)
@@ -145,7 +216,23 @@ def _results(reply: Reply) -> list[Added]:
     return [Added(job_id.decode(), new == 1, now) for job_id, new in zip(ids, flags, strict=True)]  # type: ignore[union-attr]
 
 
-def _fail(futures: Sequence[asyncio.Future[Any]], error: Exception) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_exception(error)
+def _tell(asked: _Add | _Call, error: Exception, queue: str) -> None:
+    if asked.future.done():
+        return
+    if isinstance(error, ConnectionLost):
+        what = "outcome unknown"
+    else:
+        what = "not added" if isinstance(asked, _Add) else "not carried out"
+    told = _retold(error, queue, what)
+    told.__cause__ = error
+    asked.future.set_exception(told)
+
+
+def _retold(error: Exception, queue: str, what: str) -> Exception:
+    """The error once more, for one caller, with the queue's name and what became of the call."""
+    message = f"queue {queue!r}: {what}: {error}"
+    if isinstance(error, ServerError):
+        return type(error)(message, code=error.code)
+    if isinstance(error, (ServerUnavailable, ConnectionLost, UnsupportedServer)):
+        return type(error)(message)
+    return error

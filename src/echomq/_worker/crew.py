@@ -60,6 +60,8 @@ class Crew:
     Args:
         call: calls the user's handler for a job.
         commands, blocking, heartbeat: the three connections. The crew closes the last two.
+        look_after: puts a server back that is ours to put back (an embedded one).
+        ready: set at the first answered fetch.
     """
 
     def __init__(
@@ -71,11 +73,14 @@ class Crew:
         commands: Link,
         blocking: Link,
         heartbeat: HeartbeatLink,
+        look_after: Callable[[Exception], Awaitable[None]],
+        ready: asyncio.Event,
     ) -> None:
         self._keys = keys
         self._plan = plan
         self._commands = commands
         self._blocking = blocking
+        self._look_after = look_after
         self._table = HeldTable()
         self._schedules = Schedules(Lane(commands, keys))
         self._ends = Ends.of(plan.keep_completed, plan.keep_failed, Retries(plan.backoff_strategies).delay)
@@ -93,6 +98,7 @@ class Crew:
             metrics_points=plan.metrics_points,
             run=self._runner.run,
             settle=self._settle,
+            ready=ready,
             failed_to_complete=lambda held, why: self._ends.failed(held, held.job.opts, f"cannot complete: {why}"),
         )
         self._outage = False
@@ -193,26 +199,30 @@ class Crew:
             self._outage = True
             logger.warning("queue %s: %s; trying again until it answers", self._keys.queue, trouble)
         pause = _FIRST_PAUSE
-        while True:
-            held = [one for one in self._table.all() if one.hold is not Hold.LOST]
-            try:
-                triples = [(one.job.id, one.token, one.starts) for one in held]
-                lost = set(await extend_locks_now(self._commands, self._keys, triples, self._plan.lock_duration))
-                if not held:
-                    await self._commands.call("PING")
-                break
-            except (ServerUnavailable, ConnectionLost):
-                pass
-            except EchoMQError as error:
-                logger.error("queue %s: locks cannot be settled: %s", self._keys.queue, error)
+        while (settled := await self._try_to_settle()) is None:
             await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
             pause = min(pause * 2, _LONGEST_PAUSE)
-        for one in held:
-            if one.job.id in lost:
-                self._lost(one, True)
+        for one in settled:
+            self._lost(one, True)
         if self._outage:
             self._outage = False
             logger.warning("queue %s: the server answers again", self._keys.queue)
+
+    async def _try_to_settle(self) -> list[Held] | None:
+        """The jobs that are lost, or None if the server cannot say yet."""
+        held = [one for one in self._table.all() if one.hold is not Hold.LOST]
+        triples = [(one.job.id, one.token, one.starts) for one in held]
+        try:
+            lost = set(await extend_locks_now(self._commands, self._keys, triples, self._plan.lock_duration))
+            if not held:
+                await self._commands.call("PING")
+        except (ServerUnavailable, ConnectionLost) as error:
+            await self._look_after(error)
+            return None
+        except EchoMQError as error:
+            logger.error("queue %s: locks cannot be settled: %s", self._keys.queue, error)
+            return None
+        return [one for one in held if one.job.id in lost]
 
     async def _advance(self, job: StoredJob) -> None:
         try:

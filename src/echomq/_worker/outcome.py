@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from echomq import errors
-from echomq._store.codec import JobOptions, encode_json, keep_rule
+from echomq._store.codec import RunOptions, encode_json, keep_rule
 from echomq._store.finish import Completed, Delayed, Failed, GivenBack, Outcome, RateLimited, Retry
 from echomq._worker.held import Held, Hold
 from echomq.options import KEEP_COMPLETED, KEEP_FAILED, Keep, to_seconds
@@ -15,7 +15,7 @@ from echomq.options import KEEP_COMPLETED, KEEP_FAILED, Keep, to_seconds
 MAX_TEXT = 64 * 1024
 DEFAULT_TRACES = 10
 
-Delays = Callable[[JobOptions, int, BaseException], float | None]
+Delays = Callable[[RunOptions, int, BaseException], float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Ends:
         """From the worker's options."""
         return cls(keep_rule(keep_completed, KEEP_COMPLETED), keep_rule(keep_failed, KEEP_FAILED), delays)
 
-    def returned(self, held: Held, options: JobOptions, value: object) -> Outcome:
+    def returned(self, held: Held, options: RunOptions, value: object) -> Outcome:
         """The handler returned. A result that has no JSON form never causes a second run: the work was done."""
         keep = options.keep_completed or self.rule_completed
         if value is None:
@@ -49,7 +49,7 @@ class Ends:
             reason = f"result cannot be encoded: {message_of(error)}"
         return Completed(held.job.id, held.token, b"null", keep, printable(reason))
 
-    def raised(self, held: Held, options: JobOptions, error: BaseException) -> Outcome:
+    def raised(self, held: Held, options: RunOptions, error: BaseException) -> Outcome:
         """The handler raised."""
         try:
             if isinstance(error, errors.RetryLater):
@@ -65,7 +65,7 @@ class Ends:
             return self.failed(held, options, reason_of(error), traces)
         return Retry(held.job.id, held.token, reason_of(error), traces, delay, options.lifo)
 
-    def failed(self, held: Held, options: JobOptions, reason: str, traces: bytes | None = None) -> Outcome:
+    def failed(self, held: Held, options: RunOptions, reason: str, traces: bytes | None = None) -> Outcome:
         """No further attempt."""
         stacktrace = traces if traces is not None else encode_json(held.job.stacktrace(), "stacktrace")
         keep = options.keep_failed or self.rule_failed
@@ -75,7 +75,7 @@ class Ends:
         """The run was told to stop, by us: its job goes back, unless it is another's by now."""
         return None if held.hold is Hold.LOST else GivenBack(held.job.id, held.token, held.called)
 
-    def _traces(self, held: Held, options: JobOptions, error: BaseException) -> bytes:
+    def _traces(self, held: Held, options: RunOptions, error: BaseException) -> bytes:
         limit = DEFAULT_TRACES if options.stack_trace_limit is None else options.stack_trace_limit
         if limit <= 0:
             return b"[]"

@@ -53,6 +53,8 @@ class Pump:
         run: runs one job and says its outcome.
         settle: called after trouble with the connection, before anything is sent again; returns when the server is back and
             our locks are settled.
+        failed_to_complete: the outcome of a job that returned but must not complete, because of its children.
+        ready: set when the server has answered the first fetch.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Pump:
         run: Callable[[Held], Coroutine[Any, Any, Outcome | None]],
         settle: Callable[[Exception], Coroutine[Any, Any, None]],
         failed_to_complete: Callable[[Held, str], Outcome],
+        ready: asyncio.Event,
     ) -> None:
         self._keys = keys
         self._link = link
@@ -78,6 +81,7 @@ class Pump:
         self._metrics_points = metrics_points
         self._run = run
         self._failed_to_complete = failed_to_complete
+        self._ready = ready
         self._patience = Patience(math.inf, settle)
         self._cap = 1 if slots == 1 else min(CAP, max(1, slots // 2))
         self._lanes = [Lane(link, keys) for _ in range(1 if slots == 1 else 2)]
@@ -254,6 +258,8 @@ class Pump:
                 self._start(held, loop)
         if not wanted:
             return
+        if not self._ready.is_set():
+            self._ready.set()
         if Closed.LIMITED in turn.closed:
             self._held_until = now + min(turn.limited_for, _LONGEST_LIMIT)
             loop.call_at(self._held_until, self._window_opens)

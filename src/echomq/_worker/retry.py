@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping
 
 from echomq._log import logger
-from echomq._store.codec import JobOptions
+from echomq._store.codec import RunOptions
 from echomq.options import MAX_DELAY, BackoffStrategy, to_seconds
 
 
@@ -21,7 +21,7 @@ class Retries:
     def __init__(self, strategies: Mapping[str, BackoffStrategy]) -> None:
         self._strategies = dict(strategies)
 
-    def delay(self, options: JobOptions, attempts_made: int, error: BaseException) -> float | None:
+    def delay(self, options: RunOptions, attempts_made: int, error: BaseException) -> float | None:
         """Seconds until the next attempt, 0 for at once, None for no further one.
 
         Args:
@@ -39,7 +39,7 @@ class Retries:
             return _spread(_doubled(options.backoff_delay, attempts_made), options.backoff_jitter)
         return self._by_strategy(options, attempts_made, error)
 
-    def _by_strategy(self, options: JobOptions, attempts_made: int, error: BaseException) -> float | None:
+    def _by_strategy(self, options: RunOptions, attempts_made: int, error: BaseException) -> float | None:
         strategy = self._strategies.get(options.backoff_type or "")
         if strategy is None:
             logger.error(

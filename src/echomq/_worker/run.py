@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from echomq._log import about, logger
-from echomq._store.codec import JobOptions, StoredJob
+from echomq._store.codec import RunOptions, StoredJob
 from echomq._store.finish import Failed, Outcome, Retry
 from echomq._worker.held import Held, Hold
 from echomq._worker.outcome import Ends
@@ -19,7 +19,7 @@ Call = Callable[[Held], Awaitable[Any]]
 Advance = Callable[[StoredJob], Awaitable[None]]
 """Makes a schedule's next iteration; before the handler, so that it does not depend on how the handler ends (protocol 3.24)."""
 
-_NO_OPTIONS = JobOptions(raw={})
+_NO_OPTIONS = RunOptions(raw={})
 
 
 class Runner:
@@ -53,7 +53,7 @@ class Runner:
             return None
         return self._ends.returned(held, options, value)
 
-    def _classify(self, held: Held, options: JobOptions, error: BaseException) -> Outcome | None:
+    def _classify(self, held: Held, options: RunOptions, error: BaseException) -> Outcome | None:
         if held.hold is Hold.LOST:
             return None
         if held.hold is Hold.STOPPED and isinstance(error, asyncio.CancelledError):

@@ -1,0 +1,58 @@
+"""A queue as its public objects use it: its keys, and in each event loop its line of calls."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from echomq._store.keys import QueueKeys
+from echomq._store.line import Line
+from echomq.connection import Connection
+
+
+class Home:
+    """One queue object's, or one worker's, way to its queue. Making one connects to nothing.
+
+    Attributes:
+        connection: to which server.
+        keys: the queue's keys.
+    """
+
+    def __init__(self, connection: Connection, keys: QueueKeys) -> None:
+        self.connection = connection
+        self.keys = keys
+        self._line: Line | None = None  # the one used last
+        self._lines: dict[asyncio.AbstractEventLoop, Line] = {}
+        self._guard = threading.Lock()
+        self._closed = False
+
+    @property
+    def line(self) -> Line:
+        """The line in the running event loop, made when it is first needed there."""
+        line = self._line
+        if line is not None and line.loop is asyncio.get_running_loop() and not self._closed:
+            return line
+        with self._guard:
+            if self._closed:
+                raise RuntimeError(f"queue {self.keys.queue!r} is closed: make a new Queue")
+            for dead in [loop for loop in self._lines if loop.is_closed()]:
+                del self._lines[dead]
+            loop = asyncio.get_running_loop()
+            found = self._lines.get(loop)
+            if found is None:
+                found = self._lines[loop] = Line(self.connection.acquire(), self.keys)
+            self._line = found
+            return found
+
+    async def close(self) -> None:
+        """Waits for the calls under way and lets the connection go. Closing again does nothing."""
+        with self._guard:
+            self._closed = True
+            lines, self._lines, self._line = list(self._lines.values()), {}, None
+        here = asyncio.get_running_loop()
+        for line in lines:
+            if line.loop is not here and not line.loop.is_closed():
+                asyncio.run_coroutine_threadsafe(line.close(), line.loop)
+        for line in lines:
+            if line.loop is here:
+                await line.close()

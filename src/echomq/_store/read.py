@@ -1,0 +1,31 @@
+"""Reading: a job with its state, how many jobs there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from echomq._store.codec import StoredJob, id_out, state_in, state_out
+from echomq._store.line import Line
+from echomq.models import JobState
+
+
+async def job(line: Line, job_id: str) -> tuple[StoredJob, JobState | None] | None:
+    """A job as it is at this moment, or None."""
+    reply = await line.read("getJob-8", (id_out(job_id),))
+    assert isinstance(reply, list)
+    state, flat = reply
+    if not flat:
+        return None
+    return StoredJob.from_reply(id_out(job_id), flat), state_in(state)  # type: ignore[arg-type]
+
+
+async def counts(line: Line, states: Sequence[JobState]) -> dict[JobState, int]:
+    """How many jobs are in each of these states."""
+    reply = await line.read("getCounts-8", [state_out(state) for state in states])
+    assert isinstance(reply, list)
+    return dict(zip(states, reply, strict=True))  # type: ignore[arg-type]
+
+
+async def is_paused(line: Line) -> bool:
+    """Whether the queue is paused."""
+    return await line.ask("HEXISTS", line.keys.key("meta"), "paused") == 1

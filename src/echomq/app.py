@@ -1,0 +1,264 @@
+"""``EchoMQ``: the app. It holds the connection and the tasks, and works their queues."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, Protocol, Self, TypeVar, overload
+
+from echomq._log import logger
+from echomq.connection import Connection
+from echomq.errors import InvalidOption, RetryLater, Unrecoverable
+from echomq.job import Job
+from echomq.options import Backoff, Duration, Keep
+from echomq.queue import Queue
+from echomq.task import Task
+from echomq.worker import Call, Worker
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+UNKNOWN_TASK_DELAY = 30.0
+UNKNOWN_TASK_PATIENCE = 24 * 3600.0
+_LOG_EVERY = 60.0
+
+
+class _Decorator(Protocol):
+    """What ``@app.task(...)`` gives: it makes a task of an async or a plain function."""
+
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class _JobDecorator(Protocol):
+    """The same with ``pass_job=True``: the function's first argument is the job."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Job[Any], P], Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Job[Any], P], R], /) -> Task[P, R]: ...
+
+
+class EchoMQ:
+    """An app: its tasks, its connection, and the queues that they go to.
+
+    Args:
+        connection: a ``Connection`` or a URL (``redis://…``, ``rediss://…``, ``unix://…``, ``embedded://name``); left out,
+            ``ECHOMQ_URL``. Nothing connects before the first call.
+        prefix: what all keys begin with. ``"bull"`` shares BullMQ's own layout.
+        hash_tag: whether queue names stand in braces, as a cluster needs; left out: yes, except with prefix ``"bull"``.
+
+    Example:
+        >>> app = EchoMQ("embedded://school")
+        >>> @app.task(queue="enrollments", attempts=5, backoff=Backoff.exponential(1))
+        ... async def enroll(learner: int, course: str) -> str: ...
+        >>> job = await enroll.enqueue(7, course="redis")
+    """
+
+    def __init__(
+        self,
+        connection: Connection | str | None = None,
+        *,
+        prefix: str = "emq",
+        hash_tag: bool | None = None,
+    ) -> None:
+        self._connection = Connection.of(connection)
+        self._owns_connection = not isinstance(connection, Connection)
+        self._prefix = prefix
+        self._hash_tag = hash_tag
+        self._tasks: dict[str, Task[Any, Any]] = {}
+        self._queues: dict[str, Queue] = {}
+        self._unknown_logged = -_LOG_EVERY
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def connection(self) -> Connection:
+        """Its connection."""
+        return self._connection
+
+    @property
+    def tasks(self) -> dict[str, Task[Any, Any]]:
+        """Its tasks by name."""
+        return dict(self._tasks)
+
+    @overload
+    def task(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(
+        self,
+        *,
+        pass_job: Literal[True],
+        name: str | None = None,
+        queue: str = "default",
+        timeout: Duration | None = None,
+        attempts: int = 0,
+        backoff: Backoff | Duration | None = None,
+        priority: int = 0,
+        delay: Duration | None = None,
+        remove_on_complete: Keep | None = None,
+        remove_on_fail: Keep | None = None,
+        stack_trace_limit: int | None = None,
+    ) -> _JobDecorator: ...
+    @overload
+    def task(
+        self,
+        *,
+        pass_job: Literal[False] = False,
+        name: str | None = None,
+        queue: str = "default",
+        timeout: Duration | None = None,
+        attempts: int = 0,
+        backoff: Backoff | Duration | None = None,
+        priority: int = 0,
+        delay: Duration | None = None,
+        remove_on_complete: Keep | None = None,
+        remove_on_fail: Keep | None = None,
+        stack_trace_limit: int | None = None,
+    ) -> _Decorator: ...
+
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        pass_job: bool = False,
+        name: str | None = None,
+        queue: str = "default",
+        timeout: Duration | None = None,
+        attempts: int = 0,
+        backoff: Backoff | Duration | None = None,
+        priority: int = 0,
+        delay: Duration | None = None,
+        remove_on_complete: Keep | None = None,
+        remove_on_fail: Keep | None = None,
+        stack_trace_limit: int | None = None,
+    ) -> Any:
+        """Makes a task of a function. Plain functions run in a thread, ``async def`` in the event loop.
+
+        Args:
+            function: when used without parentheses.
+            pass_job: give the running ``Job`` to the function as its first argument.
+            name: what its jobs are called; left out, the function's name.
+            queue: where its jobs go.
+            timeout: seconds that a run may take; then it is cancelled, and that attempt has failed.
+            attempts, backoff, priority, delay, remove_on_complete, remove_on_fail, stack_trace_limit: of its jobs, as in
+                ``JobSpec``.
+
+        Raises:
+            InvalidOption: an option breaks a rule, or the app has another task of this name.
+        """
+        options = {
+            "attempts": attempts,
+            "backoff": backoff,
+            "priority": priority,
+            "delay": delay,
+            "remove_on_complete": remove_on_complete,
+            "remove_on_fail": remove_on_fail,
+            "stack_trace_limit": stack_trace_limit,
+        }
+
+        def make(made: Callable[..., Any]) -> Task[Any, Any]:
+            task_name = name if name is not None else made.__name__
+            if task_name in self._tasks:
+                raise InvalidOption(
+                    f"task name {task_name!r} is taken, by {self._tasks[task_name].function!r}; give name=… to one of them"
+                )
+            task: Task[Any, Any] = Task(
+                self, made, name=task_name, queue=queue, timeout=timeout, pass_job=pass_job, options=options
+            )
+            self._tasks[task_name] = task
+            return task
+
+        return make if function is None else make(function)
+
+    def queue(self, name: str) -> Queue:
+        """The queue of this name; always the same object."""
+        found = self._queues.get(name)
+        if found is None:
+            found = Queue(name, connection=self._connection, prefix=self._prefix, hash_tag=self._hash_tag)
+            self._queues[name] = found
+        return found
+
+    def worker(self, queue: str = "default", **options: Any) -> Worker:
+        """A worker that runs this app's tasks from one queue.
+
+        Args:
+            queue: its name.
+            options: of the ``Worker``.
+        """
+        return Worker(
+            queue,
+            route=self._route,
+            connection=self._connection,
+            prefix=self._prefix,
+            hash_tag=self._hash_tag,
+            **options,
+        )
+
+    async def work(self, *queues: str, concurrency: int = 10, **options: Any) -> None:
+        """Works these queues (left out: every queue that a task names) until it is cancelled.
+
+        Args:
+            queues: their names.
+            concurrency: jobs at once, for each queue.
+            options: of each ``Worker``.
+        """
+        names = queues or tuple(sorted({task.queue for task in self._tasks.values()}))
+        if not names:
+            raise InvalidOption("the app has no task, so there is no queue to work; name one")
+        workers = [self.worker(name, concurrency=concurrency, **options) for name in names]
+        async with asyncio.TaskGroup() as group:
+            for worker in workers:
+                group.create_task(worker.run())
+
+    async def close(self) -> None:
+        """Closes its queues, and its connection if it made it. Workers stop by themselves or by being cancelled."""
+        for queue in self._queues.values():
+            await queue.close()
+        if self._owns_connection:
+            await self._connection.close()
+
+    # -- inside ------------------------------------------------------------------------------------------------------------
+
+    def _route(self, job: Job[Any]) -> Call:
+        """Every job of this app's workers: finds the task by the job's name."""
+        task = self._tasks.get(job.name)
+        if task is None:
+            self._refuse_unknown(job)
+        arguments = task.arguments(job.data)
+        before = (job,) if task.pass_job else ()
+        return Call(functools.partial(task.function, *before, **arguments), task.timeout)
+
+    def _refuse_unknown(self, job: Job[Any]) -> NoReturn:
+        """A rolling deploy must not lose work: the job waits, for a worker that knows it (docs: unknown tasks)."""
+        age = 0.0 if job.timestamp is None else time.time() - job.timestamp.timestamp()
+        known = ", ".join(sorted(self._tasks)) or "none"
+        if age > UNKNOWN_TASK_PATIENCE:
+            raise Unrecoverable(
+                f"no worker has known a task named {job.name!r} for {UNKNOWN_TASK_PATIENCE / 3600:g} hours; "
+                f"this one knows: {known}"
+            )
+        now = time.monotonic()
+        if now - self._unknown_logged >= _LOG_EVERY:
+            self._unknown_logged = now
+            logger.warning(
+                "job %s asks for task %r, which this worker does not know (it knows: %s); it waits %g s for one that does",
+                job.id,
+                job.name,
+                known,
+                UNKNOWN_TASK_DELAY,
+            )
+        raise RetryLater(UNKNOWN_TASK_DELAY, f"unknown task {job.name!r}")

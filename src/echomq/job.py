@@ -1,0 +1,283 @@
+"""``Job``: what is known of one job, and what one can do with it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from echomq._store import control, read
+from echomq._store.codec import StoredJob, decode_json, public_options
+from echomq._store.events import Ending, result_of
+from echomq._store.home import Home
+from echomq.errors import BrokenKey, JobFailed, JobRemoved, ResultTimeout, ResultUnavailable
+from echomq.models import JobOptions, JobState, Parent
+from echomq.options import JSON, UNSET, Duration, to_seconds
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+_flags: Final = threading.Lock()
+
+
+class Job(Generic[R]):
+    """A job as it was when it was read, and the verbs it can do. ``refresh()`` gives a newer record.
+
+    Jobs come from ``Queue.add``, ``Queue.get_job`` and, in a worker, as the handler's argument.
+
+    Example:
+        >>> job = await queue.add("enroll", {"learner": 7})
+        >>> job.id, job.data
+        ('1', {'learner': 7})
+        >>> await job.result(timeout=10)
+    """
+
+    __slots__ = ("_cancelled", "_data", "_home", "_returns", "_state", "_stored")
+
+    def __init__(
+        self,
+        stored: StoredJob,
+        home: Home,
+        state: JobState | None = None,
+        *,
+        cancelled: threading.Event | None = None,
+        returns: Callable[[bytes], R] = decode_json,
+    ) -> None:
+        self._stored = stored
+        self._home = home
+        self._state = state
+        self._cancelled = cancelled
+        self._returns = returns
+        self._data: Any = UNSET
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id} {self.name} of {self.queue_name}>"
+
+    @property
+    def id(self) -> str:
+        """Its id in its queue."""
+        return self._stored.id
+
+    @property
+    def queue_name(self) -> str:
+        """The name of its queue."""
+        return self._home.keys.queue
+
+    @property
+    def name(self) -> str:
+        """The name of its task."""
+        return self._stored.name
+
+    @property
+    def data(self) -> JSON:
+        """Its data, decoded when first asked for.
+
+        Raises:
+            BrokenKey: what stands on the server is no JSON.
+        """
+        if self._data is UNSET:
+            self._data = self._json(b"data")
+        return self._data
+
+    @property
+    def opts(self) -> JobOptions:
+        """The options that it was added with.
+
+        Raises:
+            BrokenKey: what stands on the server is no JSON object.
+        """
+        try:
+            return public_options(self._stored.opts)
+        except ValueError as error:
+            raise self._broken("opts", error) from None
+
+    @property
+    def state(self) -> JobState | None:
+        """Where it was when the record was read; None where that is not known, as in a handler."""
+        return self._state
+
+    @property
+    def timestamp(self) -> datetime | None:
+        """When it was made."""
+        return self._stored.moment(b"timestamp")
+
+    @property
+    def delay(self) -> float:
+        """Seconds that it waits, or waited last, before it may run."""
+        return self._stored.number(b"delay") / 1000
+
+    @property
+    def priority(self) -> int:
+        """0 for none (runs before all with one), else lower first."""
+        return self._stored.number(b"priority")
+
+    @property
+    def progress(self) -> JSON:
+        """What its handler reported last; None if nothing.
+
+        Raises:
+            BrokenKey: what stands on the server is no JSON.
+        """
+        return self._json(b"progress")
+
+    @property
+    def attempts_made(self) -> int:
+        """How many runs have ended, each with a failure or a result."""
+        return self._stored.attempts_made
+
+    @property
+    def attempts_started(self) -> int:
+        """How many runs have begun, those included whose worker died."""
+        return self._stored.attempts_started
+
+    @property
+    def stalled_count(self) -> int:
+        """How often it was taken from a worker that seemed dead."""
+        return self._stored.number(b"stc")
+
+    @property
+    def processed_on(self) -> datetime | None:
+        """When its latest run began."""
+        return self._stored.moment(b"processedOn")
+
+    @property
+    def processed_by(self) -> str | None:
+        """The name of the worker that began its latest run."""
+        return self._stored.text(b"pb")
+
+    @property
+    def finished_on(self) -> datetime | None:
+        """When it completed or failed for good."""
+        return self._stored.moment(b"finishedOn")
+
+    @property
+    def return_value(self) -> JSON:
+        """What its handler returned; None also as long as it has not completed.
+
+        Raises:
+            BrokenKey: what stands on the server is no JSON.
+        """
+        return self._json(b"returnvalue")
+
+    @property
+    def failed_reason(self) -> str | None:
+        """The message of the error that ended its latest failed run."""
+        return self._stored.text(b"failedReason")
+
+    @property
+    def stacktrace(self) -> list[str]:
+        """The tracebacks of its failed runs, oldest first, as many as its options keep."""
+        return self._stored.stacktrace()
+
+    @property
+    def parent(self) -> Parent | None:
+        """The job that waits for it."""
+        return self._stored.parent()
+
+    @property
+    def cancelled(self) -> threading.Event:
+        """In a handler that runs in a thread: set when it should stop, because its worker stops or has lost the job.
+
+        An ``async def`` handler is cancelled instead (``asyncio.CancelledError``).
+        """
+        if self._cancelled is None:
+            with _flags:
+                if self._cancelled is None:
+                    self._cancelled = threading.Event()
+        return self._cancelled
+
+    async def refresh(self) -> Job[R] | None:
+        """The job as it is now, or None if it is gone.
+
+        Raises:
+            ServerUnavailable: the server could not be asked.
+        """
+        found = await read.job(self._home.line, self.id)
+        return None if found is None else Job(found[0], self._home, found[1], returns=self._returns)
+
+    async def remove(self, *, children: bool = True) -> None:
+        """Removes the job. Does nothing if it is gone.
+
+        Args:
+            children: remove the jobs that it waits for, or waited for, too.
+
+        Raises:
+            JobLocked: a worker is running it, or one of its children.
+            StateError: it is the next run of a schedule.
+            ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+        """
+        await control.remove(self._home.line, self.id, children=children)
+
+    async def result(self, *, timeout: Duration | None = None) -> R:
+        """Waits until the job has ended, and gives what its handler returned.
+
+        All that wait in one event loop for jobs of one ``Connection`` share one blocked read of the events; nobody
+        polls. A server that goes away meanwhile is waited for, and everything is looked at again when it is back.
+
+        Args:
+            timeout: seconds, or a ``timedelta``. Left out, it waits as long as the job takes; for a job that nobody
+                runs, that is for ever.
+
+        Raises:
+            JobFailed: it failed for good; has the reason.
+            JobRemoved: it is gone, and with it its outcome.
+            ResultUnavailable: it completed, but its result could not be stored as JSON.
+            ResultTimeout: it has not ended in time. It goes on.
+            ServerUnavailable: the server could not be reached to begin with.
+
+        Example:
+            >>> job = await queue.add("add", {"a": 2, "b": 3})
+            >>> await job.result(timeout=5)
+            5
+        """
+        seconds = None if timeout is None else to_seconds(timeout, "timeout")
+        try:
+            async with asyncio.timeout(seconds):
+                ending = await result_of(self._home.line, self.id)
+        except TimeoutError:
+            raise ResultTimeout(
+                f"job {self.id!r} of queue {self.queue_name!r} has not ended within {seconds:g} s; it goes on"
+            ) from None
+        return self._outcome(ending)
+
+    def returning(self, kind: type[T]) -> Job[T]:
+        """The same job, whose ``result()`` is turned into this type.
+
+        Args:
+            kind: anything that msgspec can make from JSON: a dataclass, a Struct, a TypedDict, ``datetime`` and so on.
+
+        Example:
+            >>> job = (await queue.get_job("7")).returning(Seat)
+            >>> (await job.result()).row
+        """
+        decoder = msgspec.json.Decoder(kind)
+        return Job(self._stored, self._home, self._state, cancelled=self._cancelled, returns=decoder.decode)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _outcome(self, ending: Ending) -> R:
+        if ending.kind == "failed":
+            raise JobFailed(self.id, ending.text)
+        if ending.kind == "removed":
+            raise JobRemoved(self.id)
+        if ending.error is not None:
+            raise ResultUnavailable(self.id, ending.error)
+        try:
+            return self._returns(ending.value)
+        except ValueError as error:
+            raise ResultUnavailable(self.id, f"what stands on the server cannot be read: {error}") from error
+
+    def _json(self, field: bytes) -> Any:
+        try:
+            return self._stored.json(field)
+        except ValueError as error:
+            raise self._broken(field.decode(), error) from None
+
+    def _broken(self, field: str, error: Exception) -> BrokenKey:
+        return BrokenKey(
+            f"field {field!r} of job {self.id!r} of queue {self.queue_name!r} cannot be read: {error}", code="BROKEN"
+        )

@@ -1,0 +1,236 @@
+"""``Queue``: adds jobs and looks after them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, Self
+
+from echomq._store import control, read
+from echomq._store.codec import NewJob, StoredJob, encode_spec
+from echomq._store.home import Home
+from echomq._store.keys import QueueKeys
+from echomq._store.line import MOST_BYTES, MOST_JOBS, Added, size_of
+from echomq.connection import Connection
+from echomq.errors import BulkAddError, ConnectionLost, EchoMQError, EncodingError, InvalidOption
+from echomq.job import Job
+from echomq.models import JOB_STATES, JobState
+from echomq.options import JSON, UNSET, Backoff, Duration, JobSpec, Keep
+
+
+class Queue:
+    """A queue by its name. Making one connects to nothing; the first call does.
+
+    Leave it with ``async with``, or call ``close()``.
+
+    Args:
+        name: any text without ``:``; with ``hash_tag`` also without braces.
+        connection: a ``Connection`` to share, or the URL of the server; left out, ``ECHOMQ_URL`` says it.
+        prefix: what its keys begin with. ``"bull"`` is BullMQ's own.
+        hash_tag: whether the name stands in braces in its keys, so that a cluster keeps them together. Left out: yes,
+            except with the prefix ``"bull"``.
+
+    Raises:
+        InvalidOption: a name breaks a rule.
+
+    Example:
+        >>> async with Queue("enrollments", connection="redis://localhost:6379/0") as queue:
+        ...     job = await queue.add("enroll", {"learner": 7, "course": "redis"}, attempts=5)
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        connection: Connection | str | None = None,
+        prefix: str = "emq",
+        hash_tag: bool | None = None,
+    ) -> None:
+        keys = QueueKeys.of(name, prefix=prefix, hash_tag=hash_tag)
+        self._home = Home(Connection.of(connection), keys)
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.name} at {self._home.connection.where}>"
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._home.keys.queue
+
+    async def add(
+        self,
+        name: str,
+        data: JSON = UNSET,
+        *,
+        job_id: str | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        priority: int = 0,
+        lifo: bool = False,
+        attempts: int = 0,
+        backoff: Backoff | Duration | None = None,
+        remove_on_complete: Keep | None = None,
+        remove_on_fail: Keep | None = None,
+        stack_trace_limit: int | None = None,
+        timestamp: datetime | None = None,
+    ) -> Job[Any]:
+        """Adds a job. When this returns, the server has it.
+
+        Jobs added at the same moment by several tasks travel together. A call whose reply is lost is repeated, and adds
+        nothing twice. A paused queue takes jobs too.
+
+        Args:
+            name: the task's name.
+            data: anything that can be written as JSON (dataclasses, msgspec structs, dates, UUIDs, enums too); left
+                out, an empty object.
+            job_id: an id of your own. If a job of this id is there, nothing is changed; the record that you get then
+                shows what you asked for, and its ``state`` is None.
+            delay: seconds, or a ``timedelta``, before it may run.
+            at: the moment (an aware ``datetime``) from which it may run; instead of ``delay``.
+            priority: 0 (none: runs before all with one) or 1 … 2097151, lower first.
+            lifo: put it at the front of the line.
+            attempts: how often it may run in all; 0 and 1 both mean once.
+            backoff: what to wait between attempts: a ``Backoff``, or seconds.
+            remove_on_complete: which completed jobs to keep: a ``Keep``; left out, the worker decides.
+            remove_on_fail: the same for failed ones.
+            stack_trace_limit: how many tracebacks to keep.
+            timestamp: when it was made; left out, the server's now.
+
+        Raises:
+            InvalidOption: an option breaks a rule. EncodingError: the data has no JSON form; says where.
+            ServerUnavailable: the job was not added. ConnectionLost: it may have been added, or not.
+
+        Example:
+            >>> job = await queue.add("enroll", {"learner": 7}, delay=5, attempts=3, backoff=Backoff.exponential(1))
+        """
+        spec = JobSpec(
+            name, data, job_id, delay, at, priority, lifo, attempts, backoff, remove_on_complete, remove_on_fail,
+            stack_trace_limit, timestamp,
+        )  # fmt: skip
+        new = encode_spec(spec)
+        [added] = await self._home.line.add((new,))
+        return self._job(new, added)
+
+    async def add_bulk(self, jobs: Iterable[JobSpec]) -> list[Job[Any]]:
+        """Adds many jobs, in order.
+
+        All are checked and encoded before the first is sent. They travel in parts of at most 250 jobs or 1 MiB; each
+        part is added as a whole or not at all.
+
+        Raises:
+            InvalidOption, EncodingError: names the position; nothing was added.
+            BulkAddError: it stopped half-way; says which jobs were added, which were not, and of which that is unknown.
+
+        Example:
+            >>> await queue.add_bulk(JobSpec("enroll", {"learner": number}) for number in range(10_000))
+        """
+        new = [_encoded(position, spec) for position, spec in enumerate(jobs)]
+        line = self._home.line
+        made: list[Job[Any]] = []
+        for start, end in _parts(new):
+            part = new[start:end]
+            try:
+                results = await line.add(part)
+            except EchoMQError as error:
+                lost = isinstance(error, ConnectionLost)
+                raise BulkAddError(
+                    f"{len(made)} of {len(new)} jobs were added, then: {error}",
+                    added=[job.id for job in made],
+                    unknown=range(start, end) if lost else (),
+                    not_added=range(end if lost else start, len(new)),
+                ) from error
+            made += map(self._job, part, results)
+        return made
+
+    async def get_job(self, job_id: str) -> Job[Any] | None:
+        """A job and its state as they are at this moment, or None if there is none of this id.
+
+        Raises:
+            ServerUnavailable: the server could not be asked.
+        """
+        if not isinstance(job_id, str) or not job_id:
+            raise InvalidOption(f"job_id={job_id!r}: must be a text that is not empty")
+        found = await read.job(self._home.line, job_id)
+        return None if found is None else Job(found[0], self._home, found[1])
+
+    async def counts(self, *states: JobState) -> dict[JobState, int]:
+        """How many jobs are in each of these states, or, without an argument, in each state.
+
+        Raises:
+            InvalidOption: there is no such state. ServerUnavailable: the server could not be asked.
+
+        Example:
+            >>> await queue.counts("waiting", "failed")
+            {'waiting': 3, 'failed': 0}
+        """
+        for state in states:
+            if state not in JOB_STATES:
+                raise InvalidOption(f"state {state!r}: must be one of {', '.join(JOB_STATES)}")
+        return await read.counts(self._home.line, states or JOB_STATES)
+
+    async def pause(self) -> None:
+        """Lets workers fetch nothing more from this queue, wherever they run; jobs that run go on.
+
+        Raises:
+            ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+        """
+        await control.pause(self._home.line)
+
+    async def resume(self) -> None:
+        """Lets workers fetch again.
+
+        Raises:
+            ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+        """
+        await control.resume(self._home.line)
+
+    async def is_paused(self) -> bool:
+        """Whether the queue is paused.
+
+        Raises:
+            ServerUnavailable: the server could not be asked.
+        """
+        return await read.is_paused(self._home.line)
+
+    async def close(self) -> None:
+        """Waits for the calls under way, then lets the connection go. Closing again does nothing."""
+        await self._home.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    def _job(self, new: NewJob, added: Added) -> Job[Any]:
+        stored = StoredJob.from_new(added.job_id, new, added.at)
+        if not added.new:
+            return Job(stored, self._home)
+        state: JobState = "waiting"
+        if stored.fields[b"delay"] != b"0":
+            state = "delayed"
+        elif stored.fields[b"priority"] != b"0":
+            state = "prioritized"
+        return Job(stored, self._home, state)
+
+
+def _encoded(position: int, spec: JobSpec) -> NewJob:
+    if not isinstance(spec, JobSpec):
+        raise InvalidOption(f"jobs[{position}] is a {type(spec).__name__}: must be a JobSpec")
+    try:
+        return encode_spec(spec)
+    except EncodingError as error:
+        raise EncodingError(f"jobs[{position}]: {error}", path=f"jobs[{position}].{error.path}") from error
+
+
+def _parts(jobs: list[NewJob]) -> Iterable[tuple[int, int]]:
+    """Where to cut: parts of at most ``MOST_JOBS`` jobs and ``MOST_BYTES``; a job above that goes alone."""
+    start, size = 0, 0
+    for position, job in enumerate(jobs):
+        more = size_of(job)
+        if position > start and (position - start == MOST_JOBS or size + more > MOST_BYTES):
+            yield start, position
+            start, size = position, 0
+        size += more
+    if start < len(jobs):
+        yield start, len(jobs)

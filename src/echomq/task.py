@@ -1,0 +1,203 @@
+"""A task: a function that can be enqueued. Calling it runs it, as ever."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+import msgspec
+
+from echomq.errors import InvalidOption, Unrecoverable
+from echomq.job import Job
+from echomq.options import Backoff, Duration, JobSpec, Keep, to_seconds
+
+if TYPE_CHECKING:
+    from echomq.app import EchoMQ
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_OPTIONS = frozenset(JobSpec.__struct_fields__) - {"name", "data"}
+
+
+class Task(Generic[P, R]):
+    """A function with a name, a queue, and options; made by ``EchoMQ.task``.
+
+    Attributes:
+        name: what its jobs are called.
+        queue: the name of the queue that its jobs go to.
+        timeout: seconds that a run may take, or None.
+        pass_job: whether the function's first argument is the running ``Job``.
+
+    Example:
+        >>> job = await enroll.enqueue(7, course="redis")
+        >>> seat = await job.result(timeout=10)
+    """
+
+    def __init__(
+        self,
+        app: EchoMQ,
+        function: Callable[..., Any],
+        *,
+        name: str,
+        queue: str,
+        timeout: Duration | None,
+        pass_job: bool,
+        options: dict[str, Any],
+    ) -> None:
+        self._app = app
+        self.function = function
+        self.name = name
+        self.queue = queue
+        self.timeout = None if timeout is None else to_seconds(timeout, "timeout", least=0.001)
+        self.pass_job = pass_job
+        self._options = options
+        JobSpec(name, **options)  # wrong options are refused where they are written
+        self._signature = _signature_of(function, name, pass_job)
+        functools.update_wrapper(self, function)
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name!r} on queue {self.queue!r}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs the function here and now. No queue is involved."""
+        return self.function(*args, **kwargs)  # type: ignore[no-any-return]
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Adds a job that will call the function with these arguments.
+
+        Raises:
+            TypeError: the arguments do not fit the function.
+            EncodingError: an argument has no JSON form; names which.
+            ServerUnavailable: the job was not added.
+            ConnectionLost: the job may have been added. Enqueue it again with a ``job_id`` of your own to be sure that it is
+                there once.
+        """
+        spec = self.spec(*args, **kwargs)
+        (job,) = await self._app.queue(self.queue).add_bulk([spec])
+        return job if self._result_type is Any else job.returning(self._result_type)
+
+    def options(
+        self,
+        *,
+        job_id: str | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        priority: int | None = None,
+        lifo: bool | None = None,
+        attempts: int | None = None,
+        backoff: Backoff | Duration | None = None,
+        remove_on_complete: Keep | None = None,
+        remove_on_fail: Keep | None = None,
+        stack_trace_limit: int | None = None,
+    ) -> Task[P, R]:
+        """The same task with other options for its next jobs; what is left out stays. See ``JobSpec``.
+
+        Example:
+            >>> await enroll.options(delay=60, priority=2).enqueue(8, course="redis")
+        """
+        given = {name: value for name, value in locals().items() if name in _OPTIONS and value is not None}
+        made: Task[P, R] = Task(
+            self._app,
+            self.function,
+            name=self.name,
+            queue=self.queue,
+            timeout=self.timeout,
+            pass_job=self.pass_job,
+            options={**self._options, **given},
+        )
+        return made
+
+    def spec(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec:
+        """The job that ``enqueue`` would add, for ``Queue.add_bulk``."""
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"task {self.name!r}: {error}") from None
+        data: dict[str, Any] = {}
+        for parameter, value in bound.arguments.items():
+            if self._signature.parameters[parameter].kind is inspect.Parameter.VAR_KEYWORD:
+                data.update(value)
+            else:
+                data[parameter] = value
+        return JobSpec(self.name, data, **self._options)
+
+    def arguments(self, data: Any) -> dict[str, Any]:
+        """A job's data as the function's arguments, turned into the annotated types.
+
+        Raises:
+            Unrecoverable: they do not fit: no later run of this job could fare better.
+        """
+        if not isinstance(data, dict):
+            raise Unrecoverable(f"task {self.name!r} takes an object of named arguments; the job's data is {data!r:.80}")
+        try:
+            bound = self._signature.bind(**data)
+        except TypeError as error:
+            raise Unrecoverable(f"the job's data does not fit task {self.name!r}: {error}") from None
+        types = self._types
+        converted: dict[str, Any] = {}
+        for name, value in data.items():
+            try:
+                converted[name] = msgspec.convert(value, types[name]) if name in types else value
+            except msgspec.ValidationError as error:
+                raise Unrecoverable(f"argument {name!r} of task {self.name!r}: {error}") from None
+        del bound
+        return converted
+
+    @functools.cached_property
+    def _types(self) -> dict[str, Any]:
+        hints = _hints(self.function)
+        return {name: hint for name, hint in hints.items() if name in self._signature.parameters and _convertible(hint)}
+
+    @functools.cached_property
+    def _result_type(self) -> Any:
+        hint = _hints(self.function).get("return", Any)
+        return hint if _convertible(hint) else Any
+
+
+def _signature_of(function: Callable[..., Any], name: str, pass_job: bool) -> inspect.Signature:
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    if pass_job:
+        if not parameters:
+            raise InvalidOption(f"task {name!r} has pass_job=True: its function must take the job as first argument")
+        parameters = parameters[1:]
+    for parameter in parameters:
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
+            raise InvalidOption(
+                f"task {name!r}: argument {parameter} has no name that a job's data could carry; "
+                "make it a named argument"
+            )
+    return signature.replace(parameters=parameters)
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function)
+    except Exception:  # noqa: BLE001  # annotations may name what exists for type checkers only
+        return {}
+
+
+@functools.lru_cache(maxsize=1024)
+def _known(hint: Any) -> bool:
+    try:
+        msgspec.convert(None, hint)
+    except msgspec.ValidationError:
+        return True
+    except Exception:  # noqa: BLE001  # msgspec has several ways to say that it does not know a type
+        return False
+    return True
+
+
+def _convertible(hint: Any) -> bool:
+    """Whether msgspec can make values of this type; others are passed on as they came."""
+    try:
+        return _known(hint)
+    except TypeError:  # an unhashable annotation
+        return False
+
+

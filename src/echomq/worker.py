@@ -1,0 +1,395 @@
+"""``Worker``: takes jobs from a queue and runs a handler for each."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import random
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from echomq._log import logger
+from echomq._redis.client import Link
+from echomq._redis.heartbeat import HeartbeatLink
+from echomq._store.home import Home
+from echomq._store.keys import QueueKeys
+from echomq._worker.crew import Crew, Plan
+from echomq._worker.executors import Threads, is_async
+from echomq._worker.held import Held
+from echomq._worker.presence import plain, worker_name
+from echomq.connection import Connection, Hub
+from echomq.errors import ConnectionLost, InvalidOption, OutcomesNotStored, ServerUnavailable
+from echomq.job import Job
+from echomq.options import BackoffStrategy, Duration, Keep, Limiter, check_whole, to_seconds
+from echomq.queue import Queue
+
+Processor = Callable[[Job[Any]], Any]
+"""A handler: ``async def``, or a plain function, which runs in a thread of the worker's own."""
+
+_LONGEST_PAUSE = 1.0
+
+
+class Call(msgspec.Struct, frozen=True):
+    """What is to be called for a job, as a ``route`` of a ``Worker`` answers it.
+
+    Attributes:
+        function: without arguments; ``async def`` runs in the event loop, a plain function in a thread.
+        timeout: seconds that it may take, or None. Then it is cancelled and that attempt has failed; a thread cannot be
+            stopped, so its slot stays taken until it ends.
+    """
+
+    function: Callable[[], Any]
+    timeout: float | None = None
+
+
+Route = Callable[[Job[Any]], Call]
+"""Finds what to call for a job. It must be quick; what it raises fails the run."""
+
+
+class Worker:
+    """Takes jobs from one queue and runs a handler for each; as many at once as it has slots.
+
+    A job that is being run is locked, and the lock is renewed for as long as the handler runs, from a thread of its own. If
+    this process dies, the lock expires and another worker runs the job again: so a handler may run more than once for one
+    job, and its effects should be idempotent (``echomq.idempotency`` helps).
+
+    It works while it is used as an async context manager, or while ``run`` is awaited. Nothing starts in ``__init__``.
+
+    Args:
+        queue: its name, or a ``Queue``, whose connection and prefix are used then.
+        processor: called with the ``Job``; ``async def``, or a plain function, which runs in a thread. What it returns is the
+            job's result. What it raises fails the run.
+        route: in place of ``processor``: says what to call for each job.
+        connection: a ``Connection`` or a URL; left out, ``ECHOMQ_URL``.
+        prefix, hash_tag: as for ``Queue``.
+        concurrency: how many jobs may run at once.
+        limiter: a rate limit, shared by the queue's workers.
+        lock_duration: seconds after which a job whose worker is silent may be run by another.
+        stalled_interval: seconds between looks for such jobs.
+        max_stalled_count: a job whose workers died more often than this is failed instead of run again.
+        shutdown_timeout: seconds that running jobs get to finish when the worker stops; then they are cancelled and given back.
+        name: shown in jobs and dashboards; left out, host and process id.
+        remove_on_complete, remove_on_fail: which finished jobs stay readable, where a job says nothing of its own.
+        backoff_strategies: functions for jobs that ask for a back-off by name.
+        metrics_points: minutes of per-minute counts to keep (protocol 10); 0 for none.
+
+    Example:
+        >>> async def process(job):
+        ...     return await seat(job.data["learner"])
+        >>> async with Worker("enrollments", process, concurrency=100) as worker:
+        ...     await worker.run()
+    """
+
+    def __init__(
+        self,
+        queue: str | Queue,
+        processor: Processor | None = None,
+        *,
+        route: Route | None = None,
+        connection: Connection | str | None = None,
+        prefix: str = "emq",
+        hash_tag: bool | None = None,
+        concurrency: int = 1,
+        limiter: Limiter | None = None,
+        lock_duration: Duration = 30.0,
+        stalled_interval: Duration = 15.0,
+        max_stalled_count: int = 1,
+        shutdown_timeout: Duration = 25.0,
+        name: str | None = None,
+        remove_on_complete: Keep = Keep.DEFAULT,
+        remove_on_fail: Keep = Keep.DEFAULT,
+        backoff_strategies: Mapping[str, BackoffStrategy] | None = None,
+        metrics_points: int = 0,
+    ) -> None:
+        if not callable(processor if route is None else route) or (processor is not None and route is not None):
+            raise InvalidOption(f"processor={processor!r}, route={route!r}: give one of them, a function that takes the job")
+        if isinstance(queue, Queue):
+            if connection is not None:
+                raise InvalidOption("connection: leave it out when you pass a Queue, whose connection is used")
+            self._keys, self._connection = queue._home.keys, queue._home.connection
+        else:
+            self._keys = QueueKeys.of(queue, prefix=prefix, hash_tag=hash_tag)
+            self._connection = Connection.of(connection)
+        if limiter is not None and not isinstance(limiter, Limiter):
+            raise InvalidOption(f"limiter={limiter!r}: must be a Limiter, such as Limiter(max=100, duration=60)")
+        for option, value in (("remove_on_complete", remove_on_complete), ("remove_on_fail", remove_on_fail)):
+            if not isinstance(value, Keep):
+                raise InvalidOption(f"{option}={value!r}: must be a Keep, such as Keep(count=1000), Keep.ALL or Keep.NONE")
+        self.name = worker_name() if name is None else _checked_name(name)
+        self._plan = Plan(
+            name=self.name,
+            concurrency=check_whole(concurrency, "concurrency", least=1, most=100_000),
+            lock_duration=to_seconds(lock_duration, "lock_duration", least=0.1, most=86_400),
+            stalled_interval=to_seconds(stalled_interval, "stalled_interval", least=0.1, most=86_400),
+            max_stalled_count=check_whole(max_stalled_count, "max_stalled_count", least=0),
+            shutdown_timeout=to_seconds(shutdown_timeout, "shutdown_timeout"),
+            limit=None if limiter is None else (limiter.max, to_seconds(limiter.duration, "limiter duration")),
+            keep_completed=remove_on_complete,
+            keep_failed=remove_on_fail,
+            backoff_strategies=backoff_strategies or {},
+            metrics_points=check_whole(metrics_points, "metrics_points", least=0, most=100_000),
+        )
+        self._processor = processor
+        self._route = route
+        self._session: _Session | None = None
+        self._paused = False
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.name!r} on {self._keys.queue!r}, {self._plan.concurrency} slots>"
+
+    @property
+    def queue(self) -> str:
+        """The name of its queue."""
+        return self._keys.queue
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it works now, or is stopping."""
+        return self._session is not None and not self._session.task.done()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether ``pause`` was called. Other workers, and the queue, are another matter."""
+        return self._paused
+
+    async def __aenter__(self) -> Self:
+        self._start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def run(self) -> None:
+        """Works until ``close`` is called. Cancelling it stops the worker in order, then raises ``CancelledError``.
+
+        Raises:
+            UnsupportedServer: this server cannot be used.
+            OutcomesNotStored: the server was away while the worker stopped; names the jobs, which will run again.
+        """
+        await self._wait_for(self._session if self.is_running and self._session else self._start())
+
+    async def run_until_drained(self) -> None:
+        """Works until nothing waits in the queue and nothing runs here, then stops. Delayed jobs are not waited for."""
+        session = self._session if self.is_running and self._session else self._start(until_empty=True)
+        session.stop_when_empty()
+        await self._wait_for(session)
+
+    async def ready(self) -> None:
+        """Waits until the worker has talked to the server and would take a job.
+
+        Raises:
+            UnsupportedServer: this server cannot be used.
+        """
+        session = self._session if self._session is not None else self._start()
+        waiter = asyncio.create_task(session.is_ready.wait())
+        try:
+            await asyncio.wait({waiter, session.task}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiter.cancel()
+        if session.task.done() and not session.is_ready.is_set():
+            session.task.result()
+
+    async def pause(self) -> None:
+        """Takes no more jobs until ``resume``. Running jobs go on; other workers are not affected."""
+        self._paused = True
+        if self._session is not None:
+            await self._session.shut()
+
+    async def resume(self) -> None:
+        """Takes jobs again."""
+        self._paused = False
+        if self._session is not None:
+            self._session.open()
+
+    async def close(self, *, force: bool = False) -> None:
+        """Stops: fetches no more, lets running jobs finish within ``shutdown_timeout``, cancels the rest and gives them back.
+
+        Args:
+            force: give running jobs back at once.
+
+        Raises:
+            OutcomesNotStored: the server was away; names the jobs, which will run again.
+        """
+        session = self._session
+        if session is not None:
+            session.stop(hurry=force)
+            await self._wait_for(session)
+
+    # -- inside ------------------------------------------------------------------------------------------------------------
+
+    def _start(self, *, until_empty: bool = False) -> _Session:
+        if self.is_running:
+            raise InvalidOption(f"worker {self.name!r} is running already; make another Worker for more slots")
+        self._session = _Session(self, until_empty)
+        return self._session
+
+    async def _wait_for(self, session: _Session) -> None:
+        """Waits for the end of a session. Being cancelled means: stop in order; a second time: at once."""
+        cancelled = False
+        while not session.task.done():
+            try:
+                await asyncio.wait({session.task})
+            except asyncio.CancelledError:
+                session.stop(hurry=cancelled)
+                cancelled = True
+        if self._session is session:
+            self._session = None
+        left = session.result()
+        if cancelled:
+            raise asyncio.CancelledError
+        if left:
+            raise OutcomesNotStored(left)
+
+
+class _Session:
+    """One stretch of work, from start to stop, in one event loop."""
+
+    def __init__(self, worker: Worker, until_empty: bool) -> None:
+        self._worker = worker
+        self._until_empty = until_empty
+        self._stop = asyncio.Event()
+        self._hurry = False
+        self._crew: Crew | None = None
+        self.is_ready = asyncio.Event()
+        self._told = False
+        self.task = asyncio.create_task(self._run(), name=f"echomq worker {worker.name}")
+
+    def stop(self, *, hurry: bool = False) -> None:
+        self._stop.set()
+        if hurry:
+            self._hurry = True
+            if self._crew is not None:
+                self._crew.hurry()
+
+    def stop_when_empty(self) -> None:
+        self._until_empty = True
+        if self._crew is not None:
+            self._crew.pump.stop_when_empty()
+
+    async def shut(self) -> None:
+        if self._crew is not None:
+            self._crew.pump.shut()
+            await self._crew.pump.pass_marker_on()
+
+    def open(self) -> None:
+        if self._crew is not None:
+            self._crew.pump.open()
+
+    def result(self) -> list[str]:
+        """Ids of jobs whose outcome was not stored. What ended the session is raised once, to the first who asks."""
+        if self._told:
+            return []
+        self._told = True
+        return [] if self.task.cancelled() else [held.job.id for held in self.task.result()]
+
+    async def _run(self) -> list[Held]:
+        worker = self._worker
+        hub = worker._connection.acquire()
+        home = Home(worker._connection, worker._keys)
+        commands: Link | None = None
+        threads = Threads(worker._plan.concurrency, f"echomq-{worker.name}")
+        try:
+            if not await self._server_is_there(hub):
+                return []
+            commands = await hub.new_link()
+            blocking = await hub.new_link(client_name=worker._keys.client_name(f":w:{plain(worker.name)}"))
+            heartbeat = HeartbeatLink(await hub.settings())
+            call = _Calls(worker, home, threads)
+            self._crew = crew = Crew(
+                worker._keys,
+                worker._plan,
+                call,
+                commands=commands,
+                blocking=blocking,
+                heartbeat=heartbeat,
+                look_after=hub.look_after,
+                ready=self.is_ready,
+            )
+            if worker._paused:
+                crew.pump.shut()
+            if self._hurry:
+                crew.hurry()
+            logger.info("worker %s works on %s with %d slots", worker.name, worker.queue, worker._plan.concurrency)
+            left = await crew.work(self._stop, until_empty=self._until_empty)
+            logger.info("worker %s has stopped", worker.name)
+            return left
+        finally:
+            threads.close()
+            if commands is not None:
+                await commands.close()
+            await home.close()
+            await hub.release()
+
+    async def _server_is_there(self, hub: Hub) -> bool:
+        """Waits for the server, for as long as it takes; False if the worker was stopped meanwhile."""
+        pause, told = 0.05, False
+        while not self._stop.is_set():
+            try:
+                await hub.link(hash_tag=self._worker._keys.hash_tag)
+            except (ServerUnavailable, ConnectionLost) as error:
+                if not told:
+                    told = True
+                    logger.warning("worker %s waits for the server: %s", self._worker.name, error)
+                await hub.look_after(error)
+                try:
+                    await asyncio.wait_for(self._stop.wait(), pause * (0.5 + random.random()))  # noqa: S311
+                except TimeoutError:
+                    pause = min(pause * 2, _LONGEST_PAUSE)
+            else:
+                return True
+        return False
+
+
+class _Calls:
+    """Calls the user's handler: async ones in the loop, plain ones in a thread."""
+
+    def __init__(self, worker: Worker, home: Home, threads: Threads) -> None:
+        self._processor = worker._processor
+        self._route = worker._route
+        self._is_async = self._processor is not None and is_async(self._processor)
+        self._threads = threads
+        self._home = home
+
+    async def __call__(self, held: Held) -> Any:
+        job: Job[Any] = Job(held.job, self._home)
+        held.called = True
+        if self._is_async:
+            assert self._processor is not None
+            return await self._processor(job)
+        if self._route is None:
+            assert self._processor is not None
+            return await self._in_thread(held, job, functools.partial(self._processor, job))
+        call = self._route(job)
+        if call.timeout is None:
+            return await self._routed(held, job, call)
+        deadline = asyncio.timeout(call.timeout)
+        try:
+            async with deadline:
+                return await self._routed(held, job, call)
+        except TimeoutError:
+            if deadline.expired():
+                raise TimeoutError(f"the run took longer than its timeout of {call.timeout:g} s") from None
+            raise
+
+    async def _routed(self, held: Held, job: Job[Any], call: Call) -> Any:
+        if is_async(call.function):
+            return await call.function()
+        return await self._in_thread(held, job, call.function)
+
+    async def _in_thread(self, held: Held, job: Job[Any], function: Callable[[], Any]) -> Any:
+        held.cancelled = job.cancelled
+        value = await self._threads.run(function, job.cancelled)
+        return await value if inspect.isawaitable(value) else value
+
+
+def _checked_name(name: str) -> str:
+    if not isinstance(name, str) or not name:
+        raise InvalidOption(f"name={name!r}: must be a text that is not empty")
+    return name
