@@ -355,7 +355,7 @@ def decode_opts(text: bytes) -> RunOptions:
     if not isinstance(raw, dict):
         raise ValueError(f"opts must be a JSON object, not {type(raw).__name__}")
     backoff, backoff_type, delay, jitter = raw.get("backoff"), None, 0.0, 0.0
-    if isinstance(backoff, dict) and isinstance(backoff.get("type"), str):
+    if isinstance(backoff, dict) and isinstance(backoff.get("type"), str) and backoff["type"]:
         backoff_type = backoff["type"]
         delay = (_number(backoff.get("delay")) or 0.0) / 1000
         jitter = min(max(_number(backoff.get("jitter")) or 0.0, 0.0), 1.0)

@@ -291,15 +291,15 @@ class Results:
         finally:
             self._blocked = False
 
-    def _dispatch(self, reply: Reply) -> None:
+    def _dispatch(self, reply: Any) -> None:
         if not isinstance(reply, list):
             return
-        for key, entries in reply:  # type: ignore[misc, union-attr]
-            stream = self._streams.get(key)  # type: ignore[arg-type]
+        for key, entries in reply:
+            stream = self._streams.get(key)
             if stream is None or not entries:
                 continue
-            stream.before, stream.position = stream.position, entries[-1][0]  # type: ignore[assignment, index, misc]
-            for entry in entries:  # type: ignore[union-attr]
+            stream.before, stream.position = stream.position, entries[-1][0]
+            for entry in entries:
                 happened = _event(entry)
                 if happened is not None:
                     self._happened(stream, *happened)
@@ -354,18 +354,17 @@ class Results:
                 waiter.checked = False
         try:
             link = await self._hub.link(hash_tag=stream.keys.hash_tag)
-            answers = await read_script(link, "isFinished-2", stream.keys, job_ids, patience)
-            assert isinstance(answers, list)
+            answers: Any = await read_script(link, "isFinished-2", stream.keys, job_ids, patience)
             gone: list[bytes] = []
             for job_id, answer in zip(job_ids, answers, strict=True):
-                code, *more = answer  # type: ignore[misc]
+                code, *more = answer
                 if code == -1:
                     gone.append(job_id)
                 elif code == 1:
-                    why = more[1].decode("utf-8", "replace") if len(more) > 1 and more[1] else None  # type: ignore[union-attr]
-                    self._resolve(stream, job_id, Ending("completed", more[0] or b"null", why))  # type: ignore[arg-type]
+                    why = more[1].decode("utf-8", "replace") if len(more) > 1 and more[1] else None
+                    self._resolve(stream, job_id, Ending("completed", more[0] or b"null", why))
                 elif code == 2:  # protocol 3.26
-                    self._resolve(stream, job_id, Ending("failed", more[0] or b"unknown"))  # type: ignore[arg-type]
+                    self._resolve(stream, job_id, Ending("failed", more[0] or b"unknown"))
                 else:
                     self._goes_on(stream, job_id, asked[job_id])
             if gone:
