@@ -59,8 +59,8 @@ class Transaction(Protocol):
     def undo(self) -> None:
         """Undo all that came after the savepoint."""
 
-    def flush(self) -> None:
-        """Send what an ORM holds back."""
+    def flush(self) -> bool:
+        """Send what an ORM holds back. False if the savepoint has gone, as far as this side knows."""
 
     def change(self, statement: str, *values: Value) -> int:
         """Carry out a statement whose values are written ``{}``, and give the number of rows that it touched."""
@@ -189,8 +189,8 @@ class _DriverTransaction:
     def undo(self) -> None:
         self.change(f"ROLLBACK TO SAVEPOINT {self._name}")
 
-    def flush(self) -> None:
-        pass  # nothing is held back
+    def flush(self) -> bool:
+        return True
 
     def change(self, statement: str, *values: Value) -> int:
         cursor = self._cursor()
@@ -252,6 +252,8 @@ class _SQLAlchemyTransaction:
             if self.dialect == "mysql":
                 self._refuse_autocommit()
             self._nested = self._owner.begin_nested()
+            if self._session:
+                self._connection = self._owner.connection()  # only now the session sets its savepoint
         except Exception as error:
             if _says_no_transaction(error):
                 raise InvalidOption(_NO_TRANSACTION) from error
@@ -264,9 +266,12 @@ class _SQLAlchemyTransaction:
         if self._nested is not None:
             self._nested.rollback()
 
-    def flush(self) -> None:
+    def flush(self) -> bool:
+        if not self._nested.is_active:
+            return False
         if self._session:
             self._owner.flush()
+        return True
 
     def change(self, statement: str, *values: Value) -> int:
         result = self._connection.exec_driver_sql(*self._bound(statement, values))

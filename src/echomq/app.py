@@ -154,8 +154,13 @@ class EchoMQ:
             name: what its jobs are called; left out, the function's name.
             queue: where its jobs go.
             timeout: seconds that a run may take; then it is cancelled, and that attempt has failed.
-            attempts, backoff, priority, delay, remove_on_complete, remove_on_fail, stack_trace_limit: of its jobs, as in
-                ``JobSpec``.
+            attempts: of its jobs, as this and the following in ``JobSpec``.
+            backoff: what to wait between attempts.
+            priority: 0 for none, else lower first.
+            delay: seconds before it may run.
+            remove_on_complete: which completed jobs to keep.
+            remove_on_fail: which failed ones.
+            stack_trace_limit: how many tracebacks to keep.
 
         Raises:
             InvalidOption: an option breaks a rule, or the app has another task of this name.

@@ -41,7 +41,7 @@ MAX_KEY: Final = 255
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5  # seconds between repeated calls
 _NULL: Final = b"null"
-_TABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]{0,62}(\.[A-Za-z_][A-Za-z0-9_]{0,62})?$")
+_TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}(\.[A-Za-z_][A-Za-z0-9_]{0,62})?")
 
 T = TypeVar("T")
 
@@ -188,7 +188,8 @@ class SQLOnce:
     dialect: Dialect | None = None
 
     def __post_init__(self) -> None:
-        if not _TABLE.match(str(self.table)):
+        given: object = self.table
+        if not isinstance(given, str) or not _TABLE.fullmatch(given):
             raise InvalidOption(
                 f"table={self.table!r}: must be a name of at most 63 ASCII letters, digits and '_', not beginning with "
                 "a digit; a schema may come before it, with a dot"
@@ -340,7 +341,8 @@ class SQLBlock:
             return
         try:
             effect._check_looked()
-            transaction.flush()
+            if not transaction.flush():
+                raise _ended_inside(self._key)
             if not effect._done and effect._text != _NULL:
                 ascii_only = json.dumps(effect.result, separators=(",", ":"))
                 table, key = self._once.table, _key_value(transaction, self._key)

@@ -133,7 +133,9 @@ class Task(Generic[P, R]):
             Unrecoverable: they do not fit: no later run of this job could fare better.
         """
         if not isinstance(data, dict):
-            raise Unrecoverable(f"task {self.name!r} takes an object of named arguments; the job's data is {data!r:.80}")
+            raise Unrecoverable(
+                f"task {self.name!r} takes an object of named arguments; the job's data is {data!r:.80}"
+            )
         try:
             bound = self._signature.bind(**data)
         except TypeError as error:
@@ -178,7 +180,7 @@ def _signature_of(function: Callable[..., Any], name: str, pass_job: bool) -> in
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(function)
-    except Exception:  # noqa: BLE001  # annotations may name what exists for type checkers only
+    except Exception:  # annotations may name what exists for type checkers only
         return {}
 
 
@@ -188,7 +190,7 @@ def _known(hint: Any) -> bool:
         msgspec.convert(None, hint)
     except msgspec.ValidationError:
         return True
-    except Exception:  # noqa: BLE001  # msgspec has several ways to say that it does not know a type
+    except Exception:  # msgspec has several ways to say that it does not know a type
         return False
     return True
 
@@ -199,5 +201,3 @@ def _convertible(hint: Any) -> bool:
         return _known(hint)
     except TypeError:  # an unhashable annotation
         return False
-
-

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import inspect
 import random
-import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -107,7 +106,9 @@ class Worker:
         metrics_points: int = 0,
     ) -> None:
         if not callable(processor if route is None else route) or (processor is not None and route is not None):
-            raise InvalidOption(f"processor={processor!r}, route={route!r}: give one of them, a function that takes the job")
+            raise InvalidOption(
+                f"processor={processor!r}, route={route!r}: give one of them, a function that takes the job"
+            )
         if isinstance(queue, Queue):
             if connection is not None:
                 raise InvalidOption("connection: leave it out when you pass a Queue, whose connection is used")
@@ -119,7 +120,9 @@ class Worker:
             raise InvalidOption(f"limiter={limiter!r}: must be a Limiter, such as Limiter(max=100, duration=60)")
         for option, value in (("remove_on_complete", remove_on_complete), ("remove_on_fail", remove_on_fail)):
             if not isinstance(value, Keep):
-                raise InvalidOption(f"{option}={value!r}: must be a Keep, such as Keep(count=1000), Keep.ALL or Keep.NONE")
+                raise InvalidOption(
+                    f"{option}={value!r}: must be a Keep, such as Keep(count=1000), Keep.ALL or Keep.NONE"
+                )
         self.name = worker_name() if name is None else _checked_name(name)
         self._plan = Plan(
             name=self.name,
@@ -339,7 +342,7 @@ class _Session:
                     logger.warning("worker %s waits for the server: %s", self._worker.name, error)
                 await hub.look_after(error)
                 try:
-                    await asyncio.wait_for(self._stop.wait(), pause * (0.5 + random.random()))  # noqa: S311
+                    await asyncio.wait_for(self._stop.wait(), pause * (0.5 + random.random()))
                 except TimeoutError:
                     pause = min(pause * 2, _LONGEST_PAUSE)
             else:

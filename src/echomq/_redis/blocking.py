@@ -18,5 +18,6 @@ async def pop_marker(link: Link, marker: str, seconds: float) -> tuple[bytes, fl
     if not isinstance(reply, list):
         return None
     member, score = reply[1], reply[2]
-    assert isinstance(member, bytes) and isinstance(score, bytes)
+    assert isinstance(member, bytes)
+    assert isinstance(score, bytes)
     return member, float(score)

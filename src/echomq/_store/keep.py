@@ -32,7 +32,9 @@ def extend_locks(
     return lost
 
 
-async def extend_locks_now(link: Link, keys: QueueKeys, held: Sequence[tuple[str, str, int]], lock_duration: float) -> list[str]:
+async def extend_locks_now(
+    link: Link, keys: QueueKeys, held: Sequence[tuple[str, str, int]], lock_duration: float
+) -> list[str]:
     """The same from the event loop, once an outage is over."""
     lost: list[str] = []
     for start in range(0, len(held), _MOST):

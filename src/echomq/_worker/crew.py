@@ -182,11 +182,16 @@ class Crew:
             return
         extra = about(self._keys.queue, held.job.id, held.job.name)
         if certain:
-            logger.warning("job %s (%s) is another worker's now; its run is stopped", held.job.id, held.job.name, extra=extra)
+            logger.warning(
+                "job %s (%s) is another worker's now; its run is stopped", held.job.id, held.job.name, extra=extra
+            )
             held.stop("LockLost: another worker has the job", Hold.LOST)
         elif held.hold is Hold.RUNNING:
             logger.warning(
-                "the lock of job %s (%s) was not renewed in time; its run is stopped", held.job.id, held.job.name, extra=extra
+                "the lock of job %s (%s) was not renewed in time; its run is stopped",
+                held.job.id,
+                held.job.name,
+                extra=extra,
             )
             held.stop("LockLost: the lock may have expired", Hold.STOPPED)
 
@@ -200,7 +205,7 @@ class Crew:
             logger.warning("queue %s: %s; trying again until it answers", self._keys.queue, trouble)
         pause = _FIRST_PAUSE
         while (settled := await self._try_to_settle()) is None:
-            await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
+            await asyncio.sleep(pause * (0.5 + random.random()))
             pause = min(pause * 2, _LONGEST_PAUSE)
         for one in settled:
             self._lost(one, True)

@@ -52,7 +52,7 @@ class Threads:
             error: BaseException | None = None
             try:
                 value = context.run(function)
-            except BaseException as raised:  # noqa: BLE001  # also SystemExit: it is the job's outcome, not the worker's
+            except BaseException as raised:  # also SystemExit: it is the job's outcome, not the worker's
                 error = raised
             try:
                 loop.call_soon_threadsafe(finish, value, error)
@@ -93,5 +93,3 @@ class Threads:
             if work is None:
                 return
             work()
-
-

@@ -93,7 +93,7 @@ def message_of(error: BaseException) -> str:
     """What an exception says, even one whose own ``__str__`` fails."""
     try:
         return printable(str(error))
-    except BaseException:  # noqa: BLE001  # whatever a user's class does here, the job must end with a reason
+    except BaseException:  # whatever a user's class does here, the job must end with a reason
         return "its message cannot be read"
 
 
@@ -110,5 +110,5 @@ def trace_of(error: BaseException) -> str:
     """The traceback as text, bounded."""
     try:
         return printable("".join(traceback.format_exception(error, limit=-50)))
-    except BaseException:  # noqa: BLE001  # as above: hostile exceptions
+    except BaseException:  # as above: hostile exceptions
         return reason_of(error)

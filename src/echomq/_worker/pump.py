@@ -376,7 +376,7 @@ class Pump:
             except (ServerUnavailable, ConnectionLost):
                 if self._gate is Gate.SHUT or self._closing:
                     continue
-                await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
+                await asyncio.sleep(pause * (0.5 + random.random()))
                 pause = min(pause * 2, _LONGEST_PAUSE)
                 self._look_again()  # a marker may have been lost with the connection
             except EchoMQError as error:

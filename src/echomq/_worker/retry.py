@@ -62,4 +62,4 @@ def _doubled(delay: float, attempts_made: int) -> float:
 
 
 def _spread(delay: float, jitter: float) -> float:
-    return delay if not jitter else delay * (1 - jitter) + random.random() * delay * jitter  # noqa: S311
+    return delay if not jitter else delay * (1 - jitter) + random.random() * delay * jitter

@@ -47,7 +47,7 @@ class Runner:
             value = await self._call(held)
         except GeneratorExit:
             raise  # the event loop is gone; there is nobody left to tell
-        except BaseException as error:  # noqa: BLE001  # SystemExit and the like are this job's outcome, never the worker's
+        except BaseException as error:  # SystemExit and the like are this job's outcome, never the worker's
             return self._classify(held, options, error)
         if held.hold is Hold.LOST:
             return None
@@ -76,5 +76,5 @@ def _log(level: int, text: str, held: Held, made: int, error: BaseException, ext
         return
     try:
         logger.log(level, text, held.job.id, held.job.name, made, exc_info=error, extra=extra)
-    except Exception:  # noqa: BLE001  # an exception that cannot even be printed; the job's outcome does not depend on it
+    except Exception:  # an exception that cannot even be printed; the job's outcome does not depend on it
         logger.log(level, text, held.job.id, held.job.name, made, extra=extra)

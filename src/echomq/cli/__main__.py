@@ -1,0 +1,5 @@
+"""``python -m echomq.cli``."""
+
+from echomq.cli import main
+
+main()
