@@ -1,0 +1,159 @@
+"""What Node shows of our workers and jobs while they are at it: workers, states, counts, events."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from echomq import Job, Keep, Worker
+from tests.interop.conftest import BULL, EMQ, Pair, Place
+from tests.support.server import Server
+from tests.support.wait import wait_until
+
+NAMES = ["enrollments", "two words", "課程 報名", "🎓", "ünï-cödé", "a.b/c?d"]
+
+
+@pytest.mark.parametrize("place", [BULL, EMQ], ids=["bull", "emq"])
+async def test_node_sees_each_of_our_workers_once(make_pair: Callable[..., Pair], place: Place) -> None:
+    for name in NAMES:
+        pair = make_pair(name, place)
+        other = make_pair(f"{name}s", place)
+        assert await pair.theirs.workers() == []
+        async with pair.worker(name="one"), pair.worker(name="two", concurrency=50), other.worker(name="stranger"):
+            for n in range(3):
+                await pair.theirs.wait(await pair.theirs.add("echo", {"n": n}))
+            seen = await pair.theirs.workers()
+            assert {worker["name"] for worker in seen} == {pair.theirs.name}
+            assert sorted(worker["rawname"].rpartition(":w:")[2] for worker in seen) == ["one", "two"]
+            assert all("addr" in worker for worker in seen)
+        await wait_until(lambda pair=pair: _no_workers(pair))
+        assert await pair.theirs.counts() == {"completed": 3}
+
+
+async def _no_workers(pair: Pair) -> bool:
+    return await pair.theirs.workers() == []
+
+
+async def test_a_name_that_the_server_would_refuse_does_not_hide_a_worker(bull: Pair) -> None:
+    async with bull.worker(name="Wörker of Ada 😀"):
+        [worker] = await bull.theirs.workers()
+        assert worker["name"] == bull.name
+        assert worker["rawname"].endswith(":w:W_rker_of_Ada__")
+        job_id = await bull.theirs.add("nothing")
+        await bull.theirs.wait(job_id)
+        assert (await bull.theirs.job(job_id))["processedBy"] == "Wörker of Ada 😀"
+
+
+async def test_a_worker_without_a_name_is_seen_with_one_that_is_its_own(bull: Pair) -> None:
+    async with bull.worker() as first, bull.worker() as second:
+        seen = [worker["rawname"].rpartition(":w:")[2] for worker in await bull.theirs.workers()]
+        assert sorted(seen) == sorted([first.name, second.name])
+
+
+async def test_a_worker_is_seen_again_after_its_connections_were_killed(bull: Pair, server: Server) -> None:
+    async with bull.worker(name="phoenix"):
+        server.cli("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+        async def back() -> bool:
+            return [worker["rawname"].rpartition(":w:")[2] for worker in await bull.theirs.workers()] == ["phoenix"]
+
+        await wait_until(back)
+        assert await bull.theirs.wait(await bull.theirs.add("echo", {"n": 1})) == {"n": 1}
+
+
+async def test_node_workers_and_ours_stand_side_by_side(pair: Pair) -> None:
+    await pair.theirs.work(name="nodes")
+    async with pair.worker(name="ours"):
+
+        async def both() -> bool:
+            names = sorted(worker["rawname"].rpartition(":w:")[2] for worker in await pair.theirs.workers())
+            return names == ["nodes", "ours"]
+
+        await wait_until(both)
+
+
+async def test_plain_function_runs_in_a_thread(bull: Pair) -> None:
+    threads: list[threading.Thread] = []
+
+    def process(job: Job[Any]) -> Any:
+        threads.append(threading.current_thread())
+        return job.data["a"] + 1
+
+    async with Worker(bull.ours, process):
+        assert await bull.theirs.wait(await bull.theirs.add("plain", {"a": 1})) == 2
+    assert threads[0] is not threading.main_thread()
+
+
+async def test_states_and_counts_at_each_stage(pair: Pair) -> None:
+    node = pair.theirs
+    held = await node.add("hang", {})
+    waiting = await node.add("nothing", {})
+    urgent = await node.add("nothing", {}, priority=1)
+    later = await node.add("nothing", {}, delay=60_000)
+    async with pair.worker(concurrency=1):
+        await wait_until(lambda: pair.runs.of(held))
+        assert await node.counts() == {"active": 1, "waiting": 1, "prioritized": 1, "delayed": 1}
+        states = {job_id: await node.state(job_id) for job_id in (held, waiting, urgent, later)}
+        assert states == {held: "active", waiting: "waiting", urgent: "prioritized", later: "delayed"}
+        [active] = await node.jobs("active")
+        assert (active["id"], active["attemptsStarted"], active["attemptsMade"]) == (held, 1, 0)
+        # and we see the same
+        ours = {job_id: (await _ours(pair, job_id)).state for job_id in states}
+        assert ours == states
+        counts = await pair.ours.counts()
+        assert {state: count for state, count in counts.items() if count} == await node.counts()
+        pair.runs.gates[held].set()
+        for job_id in (held, waiting, urgent):
+            await node.wait(job_id)
+    assert await node.counts() == {"completed": 3, "delayed": 1}
+
+
+async def _ours(pair: Pair, job_id: str) -> Job[Any]:
+    job = await pair.ours.get_job(job_id)
+    assert job is not None
+    return job
+
+
+async def test_listeners_hear_our_events_and_live_on(pair: Pair) -> None:
+    node = pair.theirs
+    await node.listen()
+    hostile: list[Any] = [None, "not json {", '"', "\ud800", "\x00\n", {"a": ["😀"]}, 1e300, 2**53 + 2, [], False, ""]
+    ids = [await node.add("value", {"value": value}) for value in hostile]
+    failing = await node.add("fail", {"reason": 'not "json {\n\x00 \udfff😀'}, attempts=2, backoff=10)
+    async with pair.worker(concurrency=1):
+        for job_id, value in zip(ids, hostile, strict=True):
+            assert await node.wait(job_id) == value
+        await pair.node.tells("event", event="failed")
+        job = await pair.ours.add("nothing", remove_on_complete=Keep.NONE)
+        await pair.node.tells("event", event="drained")
+        await pair.ours.pause()
+        await pair.ours.resume()
+        await pair.node.tells("event", event="resumed")
+        # the listener still resolves waiters
+        assert await node.wait(await node.add("echo", {"last": True})) == {"last": True}
+    told = [(news["event"], news["args"]) for news in pair.node.told("event")]
+    of_job = {
+        job_id: [event for event, args in told if args.get("jobId") == job_id] for job_id in [*ids, failing, job.id]
+    }
+    for job_id in ids:
+        assert of_job[job_id] == ["added", "waiting", "active", "completed"]
+    assert of_job[failing] == [
+        "added",
+        "waiting",
+        "active",
+        "delayed",
+        "waiting",
+        "active",
+        "failed",
+        "retries-exhausted",
+    ]
+    assert of_job[job.id] == ["added", "waiting", "active", "completed"]
+    assert {"paused", "resumed", "drained"} <= {event for event, _ in told}
+    results = {args["jobId"]: args["returnvalue"] for event, args in told if event == "completed"}
+    assert [results[job_id] for job_id in ids] == hostile
+    [reason] = [args["failedReason"] for event, args in told if event == "failed"]
+    assert '"json {' in reason
+    assert not pair.node.told("error")
