@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
@@ -43,13 +44,21 @@ def has_ended(process: Process) -> bool:
     return process.returncode is not None
 
 
-async def end(process: Process) -> None:
-    """Kills the process, and returns when it has ended."""
+def send(process: Process, number: signal.Signals) -> None:
+    """Sends the process a signal, unless it has ended.
+
+    Not by the process's own methods: those look first whether it has ended, and then the event loop never hears how.
+    """
     if not has_ended(process):
         try:
-            process.kill()
+            os.kill(process.pid, number)
         except ProcessLookupError:
             pass  # it ended just now
+
+
+async def end(process: Process) -> None:
+    """Kills the process, and returns when it has ended."""
+    send(process, signal.SIGKILL)
     await process.wait()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 import time
@@ -11,14 +10,16 @@ from asyncio.subprocess import Process
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from portal.journal import Reader
-from portal.seats import Seats
-from portal.worker import LOCK_DURATION
-
-from echomq.cli._demo.children import end, has_ended, last_words, spawn
+from echomq.cli._demo.children import end, has_ended, last_words, send, spawn
 from echomq.cli._demo.story import Story
 from echomq.errors import EchoMQError
+from portal.journal import Reader
+from portal.worker import LOCK_DURATION
+
+if TYPE_CHECKING:
+    from portal.seats import Seats
 
 TICK = 0.02
 """Seconds between two looks at what the workers do."""
@@ -66,7 +67,8 @@ class Crew:
 
     Args:
         size: how many work at a time.
-        start: starts a process: given a journal to write, and a file for its standard error.
+        url, queue, database: what they work on.
+        folder: for their journals, and the log of their standard errors.
         seats: the database, to see that nobody is frozen inside of a transaction.
         chance: chooses who is killed.
 
@@ -142,12 +144,7 @@ class Crew:
             WorkersCrash: that happens too often.
         """
         for journal in self._journals:
-            for job in journal.refresh():
-                self.redelivered += job in self.seen
-                self.seen.add(job)
-                for loss in self._losses:
-                    if journal is not loss.worker.journal:
-                        loss.missing.discard(job)
+            self._read(journal)
         for loss in [loss for loss in self._losses if not loss.missing]:
             self._losses.remove(loss)
             self._story.came_back(loss.worker.label, loss.count, time.monotonic() - loss.since)
@@ -160,6 +157,14 @@ class Crew:
                 )
             self._working.remove(worker)
             await self._add()
+
+    def _read(self, journal: Reader) -> None:
+        for job in journal.refresh():
+            self.redelivered += job in self.seen
+            self.seen.add(job)
+            for loss in self._losses:
+                if journal is not loss.worker.journal:
+                    loss.missing.discard(job)
 
     async def kill(self, until: Callable[[], bool]) -> None:
         """Kills a worker that holds jobs, and puts another in its place. Gives up when ``until`` says that it is too late."""
@@ -198,13 +203,12 @@ class Crew:
         self._story.thawed(worker.label, gone)
 
     def _choose(self) -> Worker | None:
-        for worker in self._working:
-            worker.frozen or worker.journal
         holding = [worker for worker in self._working if worker.journal.held and not worker.frozen]
         return self._chance.choice(holding) if holding else None
 
     def _lose(self, worker: Worker) -> int:
         """Takes down what the worker held when it stopped."""
+        self._read(worker.journal)
         held = set(worker.journal.held)
         if held:
             self._losses.append(Loss(worker, held, len(held), time.monotonic()))
@@ -213,7 +217,7 @@ class Crew:
     async def _stop(self, worker: Worker) -> bool:
         """Stops it outside of a transaction: inside of one it would hold the database, and everybody would wait for it."""
         worker.frozen = True
-        os.kill(worker.process.pid, signal.SIGSTOP)
+        send(worker.process, signal.SIGSTOP)
         for _ in range(20):
             await asyncio.sleep(0.005)  # the signal takes a moment, and others write as well
             if not self._seats.is_being_written():
@@ -223,14 +227,12 @@ class Crew:
 
     def _resume(self, worker: Worker) -> None:
         worker.frozen = False
-        if not has_ended(worker.process):
-            os.kill(worker.process.pid, signal.SIGCONT)
+        send(worker.process, signal.SIGCONT)
 
     async def stop(self) -> None:
         """Lets the workers stop in order."""
         for worker in self._working:
-            if not has_ended(worker.process):
-                worker.process.terminate()
+            send(worker.process, signal.SIGTERM)
         waiting = [asyncio.create_task(worker.process.wait()) for worker in self._working]
         if waiting:
             await asyncio.wait(waiting, timeout=_STOPPING)
