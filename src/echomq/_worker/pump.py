@@ -21,7 +21,7 @@ from echomq._redis.client import Link
 from echomq._store import codes
 from echomq._store.call import Lane, Patience, run_script
 from echomq._store.fetch import Closed, Turn, Want, take
-from echomq._store.finish import Completed, GivenBack, Outcome, finish_and_take
+from echomq._store.finish import Completed, GivenBack, Outcome, RateLimited, finish_and_take
 from echomq._store.keys import QueueKeys
 from echomq._worker.held import Held, HeldTable, Hold
 from echomq.errors import ConnectionLost, EchoMQError, ServerUnavailable, StaleCall
@@ -209,7 +209,9 @@ class Pump:
     def _done(self) -> bool:
         if not self.idle:
             return False
-        return self._closing or (self._stop_when_empty and self._empty)
+        if self._closing:
+            return True
+        return self._stop_when_empty and self._empty and asyncio.get_running_loop().time() >= self._held_until
 
     def _stored(self, outcomes: list[tuple[Held, Outcome]], turn: Turn) -> None:
         for (held, outcome), code in zip(outcomes, turn.codes, strict=True):
@@ -260,10 +262,9 @@ class Pump:
             return
         if not self._ready.is_set():
             self._ready.set()
-        if Closed.LIMITED in turn.closed:
-            self._held_until = now + min(turn.limited_for, _LONGEST_LIMIT)
-            loop.call_at(self._held_until, self._window_opens)
         got = len(turn.jobs)
+        if Closed.LIMITED in turn.closed:
+            self._hold_off(turn.limited_for)
         if got == wanted or Closed.MORE_DUE in turn.closed:
             self._empty = False
             self._ramp = min(self._ramp * 2, 2 * CAP)
@@ -288,11 +289,13 @@ class Pump:
     async def _one(self, held: Held) -> None:
         task = held.task
         assert task is not None
+        held.begun = True
+        outcome: Outcome | None = None
         try:
-            outcome = await self._run(held)
-        except asyncio.CancelledError:
-            # Cancelled before its first step: the handler was never called.
-            outcome = None if held.hold is Hold.LOST else GivenBack(held.job.id, held.token, started=held.called)
+            if held.hold is Hold.RUNNING:
+                outcome = await self._run(held)
+            elif held.hold is Hold.STOPPED:  # told to stop before its first step
+                outcome = GivenBack(held.job.id, held.token, started=False)
         finally:
             held.task = None
             self._runs.discard(task)
@@ -310,6 +313,8 @@ class Pump:
             self._tell_idle()
             return
         held.hold = Hold.ENDED
+        if isinstance(outcome, RateLimited):
+            self._hold_off(outcome.limit)  # from now on: else the very call that puts it back could fetch it again
         self._ended.append((held, outcome))
         self._wake_one()
         self._tell_idle()
@@ -342,9 +347,19 @@ class Pump:
         self._empty = False
         self._wake_one()
 
-    def _window_opens(self) -> None:
-        self._look_again()
-        self._changed.set()
+    def _hold_off(self, seconds: float) -> None:
+        """Fetches nothing for so long. Jobs may wait, so this is not the end of a drain."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + min(seconds, _LONGEST_LIMIT)
+        if until > self._held_until:
+            self._held_until = until
+            loop.call_at(until, self._window_opens, until)
+
+    def _window_opens(self, until: float) -> None:
+        if until == self._held_until:
+            self._held_until = 0.0  # a timer may ring a moment early, and no other would ring after it
+            self._look_again()
+            self._changed.set()
 
     def _tell_idle(self) -> None:
         if self._idle_waiters and not self._running and not self._fetching:
