@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from echomq import Job, RetryLater, Unrecoverable
+from echomq import Job, RateLimited, RetryLater, Unrecoverable
 
 
 @dataclass(frozen=True)
@@ -74,3 +74,8 @@ class Runs:
         if job.attempts_started > 1:
             return "later"
         raise RetryLater(job.data["seconds"])
+
+    async def do_limited(self, job: Job[Any]) -> str:
+        if job.attempts_started > 1:
+            return "limited"
+        raise RateLimited(job.data["seconds"])

@@ -40,7 +40,8 @@ const flowsOf = ({ prefix }) => get("flows", prefix, "", () => new FlowProducer(
 
 async function eventsOf({ prefix, queue }) {
   return get("events", prefix, queue, () => {
-    const events = new QueueEvents(queue, { connection, prefix });
+    // From the stream's beginning: with its default it misses what happens before its first read is on the way.
+    const events = new QueueEvents(queue, { connection, prefix, lastEventId: "0-0" });
     for (const name of EVENTS) {
       // `drained` comes with the id alone
       events.on(name, (args, id) => send({ news: "event", queue, event: name, ...(id ? { args, id } : { args: {}, id: args }) }));
@@ -84,6 +85,11 @@ const handlers = {
     await job.moveToDelayed(Date.now() + job.data.seconds * 1000, token);
     throw new DelayedError();
   },
+  async limited(job, token, worker) {
+    if (job.attemptsStarted > 1) return "limited";
+    await worker.rateLimit(job.data.seconds * 1000);
+    throw Worker.RateLimitError();
+  },
   async effect(job) {
     // Asks the far side, which owns the effects and applies each key once.
     await new Promise((done) => setTimeout(done, job.data.seconds * 1000));
@@ -96,13 +102,13 @@ const handlers = {
   },
 };
 
-async function handle(worker, job, token) {
-  const about = { worker, id: job.id, name: job.name, started: job.attemptsStarted, made: job.attemptsMade, data: job.data };
+async function handle(worker, handle, job, token) {
+  const about = { worker: handle, id: job.id, name: job.name, started: job.attemptsStarted, made: job.attemptsMade, data: job.data };
   send({ news: "start", ...about });
   try {
     const handler = handlers[job.name];
     if (!handler) throw new UnrecoverableError(`no handler ${job.name}`);
-    const value = await handler(job, token);
+    const value = await handler(job, token, worker);
     send({ news: "return", ...about });
     return value;
   } catch (error) {
@@ -200,8 +206,9 @@ const commands = {
   async work(given) {
     const { prefix, queue, worker, options = {} } = given;
     const made = await get("worker", prefix, worker, () => {
-      const run = (job, token) => handle(worker, job, token);
-      return new Worker(queue, run, { connection, prefix, drainDelay: 1, ...options });
+      const run = (job, token) => handle(made, worker, job, token);
+      const made = new Worker(queue, run, { connection, prefix, drainDelay: 1, ...options });
+      return made;
     });
     made.on("stalled", (id) => send({ news: "stalled", worker, id }));
     made.on("lockRenewalFailed", (lost) => send({ news: "lock lost", worker, ids: lost }));
