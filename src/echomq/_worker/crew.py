@@ -150,6 +150,12 @@ class Crew:
     async def _stop(self, lanes: list[asyncio.Task[None]]) -> list[Held]:
         """Fetch no more; let jobs finish; cancel them; give back what is left; store it all."""
         self.pump.close()
+        logger.info(
+            "worker %s stops; %d jobs have up to %g s to finish",
+            self._plan.name,
+            len(self._table),
+            self._plan.shutdown_timeout,
+        )
         await self.pump.pass_marker_on()
         await self._until_quiet(self._plan.shutdown_timeout, unless_hurried=True)
         for held in self._latest_first():

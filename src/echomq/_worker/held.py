@@ -31,13 +31,14 @@ class Held:
         starts: its ``ats``, by which the server can tell our run from a later one.
         renewed_at: when its lock was last known to be renewed, on the lasting clock: the moment before that call was sent.
         hold: what we know.
+        begun: whether its task has taken its first step: before that, a cancelled task would end without a word.
         called: whether its handler was called.
         cancelled: set when the handler should stop; for handlers in threads, which cannot be interrupted.
         task: the run, while it goes on.
         reason: why it was told to stop.
     """
 
-    __slots__ = ("called", "cancelled", "hold", "job", "reason", "renewed_at", "starts", "task", "token")
+    __slots__ = ("begun", "called", "cancelled", "hold", "job", "reason", "renewed_at", "starts", "task", "token")
 
     def __init__(self, job: StoredJob, token: str, renewed_at: float) -> None:
         self.job = job
@@ -45,6 +46,7 @@ class Held:
         self.starts = job.attempts_started
         self.renewed_at = renewed_at
         self.hold = Hold.RUNNING
+        self.begun = False
         self.called = False
         self.cancelled: threading.Event | None = None
         self.task: asyncio.Task[None] | None = None
@@ -56,7 +58,7 @@ class Held:
             self.hold, self.reason = hold, reason
         if self.cancelled is not None:
             self.cancelled.set()
-        if self.task is not None:
+        if self.task is not None and self.begun:
             self.task.cancel(reason)
 
 

@@ -1,0 +1,240 @@
+"""``echomq worker``: start, readiness, signals, exit codes, several processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from echomq import Queue
+from tests.support.server import Server
+from tests.support.wait import wait_until
+
+APP = """
+import asyncio, os, time
+from echomq import EchoMQ, Worker
+
+app = EchoMQ()
+empty = EchoMQ()
+number = 5
+
+@app.task(queue="cli")
+async def note(path: str, seconds: float = 0.0) -> int:
+    with open(path, "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    await asyncio.sleep(seconds)
+    return os.getpid()
+
+@app.task(queue="cli")
+def die(path: str) -> None:
+    if not os.path.exists(path):
+        open(path, "w").close()
+        os.kill(os.getpid(), 9)
+"""
+
+
+class Command:
+    """One running ``echomq worker``."""
+
+    def __init__(self, folder: Path, url: str, words: Sequence[str]) -> None:
+        self.ready_file = folder / "ready"
+        self.log = folder / "log"
+        with self.log.open("w") as log:
+            self.process = self._spawn(words, folder, url, log)
+
+    def _spawn(self, words: Sequence[str], folder: Path, url: str, log: IO[str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "echomq.cli", "worker", *words, "--json", "--ready-file", str(self.ready_file)],
+            cwd=folder,
+            env={**os.environ, "ECHOMQ_URL": url},
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+
+    async def says(self, text: str) -> None:
+        await wait_until(lambda: text in self.log.read_text(), 20, text)
+
+    async def ready(self) -> None:
+        await wait_until(lambda: self.ready_file.exists() or self.process.poll() is not None, 20, "ready")
+        assert self.process.poll() is None, self.log.read_text()
+
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def end(self, timeout: float = 20) -> tuple[int, list[dict[str, Any]], str]:
+        """Exit code, events, and what it logged."""
+        out, _ = self.process.communicate(timeout=timeout)
+        return self.process.returncode, [json.loads(line) for line in out.splitlines()], self.log.read_text()
+
+
+@pytest.fixture
+def start(tmp_path: Path, server: Server) -> Iterator[Callable[..., Command]]:
+    (tmp_path / "program.py").write_text(APP)
+    started: list[Command] = []
+
+    def start(*words: str, url: str = server.url) -> Command:
+        command = Command(tmp_path, url, words)
+        started.append(command)
+        return command
+
+    yield start
+    for command in started:
+        if command.process.poll() is None:
+            command.process.kill()
+            command.process.communicate()
+
+
+async def test_it_says_when_it_is_ready_works_and_stops(
+    start: Callable[..., Command], url: str, tmp_path: Path
+) -> None:
+    command = start("program:app", "--concurrency", "3")
+    await command.ready()
+    async with Queue("cli", connection=url) as queue:
+        job = await queue.add("note", {"path": str(tmp_path / "notes")})
+        assert await job.result(timeout=10) == command.process.pid
+    command.send(signal.SIGTERM)
+    code, events, _ = command.end()
+    assert code == 0
+    assert [event["event"] for event in events] == ["ready", "stopped"]
+    assert not command.ready_file.exists()
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGTERM, signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]])
+async def test_a_second_signal_gives_jobs_back_at_once(
+    start: Callable[..., Command], url: str, tmp_path: Path, signals: list[int]
+) -> None:
+    command = start("program:app")
+    await command.ready()
+    async with Queue("cli", connection=url) as queue:
+        notes = tmp_path / "notes"
+        job = await queue.add("note", {"path": str(notes), "seconds": 60})
+        await wait_until(notes.exists, what="the job runs")
+        begun = time.monotonic()
+        command.send(signals[0])
+        await command.says("stops")
+        command.send(signals[1])
+        assert command.end()[0] == 0
+        assert time.monotonic() - begun < 15
+        found = await job.refresh()
+        assert found is not None
+        assert (found.state, found.attempts_started, found.attempts_made, found.stalled_count) == ("waiting", 1, 0, 0)
+
+
+async def test_several_processes_share_the_work_and_stop_together(
+    start: Callable[..., Command], url: str, tmp_path: Path
+) -> None:
+    command = start("program:app", "cli", "--processes", "2", "--concurrency", "1")
+    await command.ready()
+    async with Queue("cli", connection=url) as queue:
+        notes = str(tmp_path / "notes")
+        jobs = [await queue.add("note", {"path": notes, "seconds": 0.3}) for _ in range(4)]
+        pids = {await job.result(timeout=10) for job in jobs}
+    assert len(pids) == 2
+    assert command.process.pid not in pids
+    command.send(signal.SIGINT)
+    assert command.end()[0] == 0
+    await wait_until(lambda: not any(_alive(pid) for pid in pids), what="the processes have ended")
+
+
+async def test_a_process_that_dies_is_replaced(start: Callable[..., Command], url: str, tmp_path: Path) -> None:
+    command = start("program:app", "--processes", "2")
+    await command.ready()
+    async with Queue("cli", connection=url) as queue:
+        await queue.add("die", {"path": str(tmp_path / "died")})
+        await command.says("died of signal 9; a new one starts")
+        for _ in range(4):
+            job = await queue.add("note", {"path": str(tmp_path / "notes")})
+            assert await job.result(timeout=10)
+    command.send(signal.SIGTERM)
+    assert command.end()[0] == 0
+
+
+async def test_children_stop_when_their_parent_is_killed(
+    start: Callable[..., Command], url: str, tmp_path: Path
+) -> None:
+    command = start("program:app", "--processes", "2")
+    await command.ready()
+    async with Queue("cli", connection=url) as queue:
+        pids = set()
+        for _ in range(6):
+            pids.add(await (await queue.add("note", {"path": str(tmp_path / "notes")})).result(timeout=10))
+    command.process.kill()
+    command.process.communicate()
+    await wait_until(lambda: not any(_alive(pid) for pid in pids), what="the children have stopped")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_the_server_is_waited_for(
+    start: Callable[..., Command], make_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    server = make_server()
+    url = server.url
+    server.stop()
+    command = start("program:app", url=url)
+    await command.says("waits for the server")
+    server.start()
+    await command.ready()
+    async with Queue("cli", connection=url) as queue:
+        assert await (await queue.add("note", {"path": str(tmp_path / "notes")})).result(timeout=10)
+    command.send(signal.SIGTERM)
+    code, _, log = command.end()
+    assert code == 0
+    assert log.count("waits for the server") == 1
+
+
+async def test_without_a_server_at_the_end_it_names_the_jobs(
+    start: Callable[..., Command], make_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    server = make_server()
+    command = start("program:app", "--shutdown-timeout", "0.2", url=server.url)
+    await command.ready()
+    async with Queue("cli", connection=server.url) as queue:
+        await queue.add("note", {"path": str(tmp_path / "notes"), "seconds": 60})
+        await wait_until((tmp_path / "notes").exists, what="the job runs")
+    server.kill()
+    command.send(signal.SIGTERM)
+    code, _, log = command.end(timeout=30)
+    assert code == 75
+    assert "1 jobs will run again: 1" in log
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["program"], "must be package.module:name"),
+        (["nowhere:app"], "there is no module 'nowhere'"),
+        (["program:nothing"], "nothing"),
+        (["program:number"], "is a int; it must be an EchoMQ or a Worker"),
+        (["program:empty"], "has no task"),
+        (["program:app", "a:b"], "must not contain ':'"),
+        (["program:app", "--log-level", "loud"], "must be debug, info, warning or error"),
+        (["program:app", "--concurrency", "0"], "concurrency"),
+    ],
+)
+def test_wrong_words_are_refused(start: Callable[..., Command], words: list[str], said: str) -> None:
+    code, _, log = start(*words).end()
+    assert code == 2
+    assert said in log
+
+
+def test_the_version() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "echomq.cli", "--version"], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.startswith("echomq ")
