@@ -146,8 +146,7 @@ async def _work(workers: list[Worker], announce: _Announcer) -> int:
         asked += 1
         stop.set()
         if asked > 1:
-            for one in workers:
-                closing.append(loop.create_task(_quietly(one.close(force=True))))
+            closing.extend(loop.create_task(_quietly(one.close(force=True))) for one in workers)
 
     closing: list[asyncio.Task[None]] = []
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -249,6 +248,8 @@ class _Group:
     def _ended(self, child: subprocess.Popen[bytes]) -> int:
         code = child.returncode
         if self._signals:
+            if code == -signal.SIGTERM:
+                return 0  # it was still starting, and had no job
             return code if code >= 0 else 128 - code
         if code >= 0:  # it ended by itself: a wrong setting, which a new process would meet as well
             self._signals.append(signal.SIGTERM)
