@@ -121,6 +121,11 @@ class Connection:
         """Seconds for which a call goes on trying while the server is away."""
         return self._wait
 
+    @property
+    def call_timeout(self) -> float:
+        """Seconds that the server may take for a reply before the socket is given up."""
+        return self._call_timeout
+
     async def close(self) -> None:
         """Closes what is open. The queues and workers that use it can no longer work; closing again does nothing."""
         self._closed = True

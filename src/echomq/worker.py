@@ -21,6 +21,7 @@ from echomq._worker.crew import Crew, Plan
 from echomq._worker.executors import Threads, is_async
 from echomq._worker.held import Held
 from echomq._worker.presence import plain, worker_name
+from echomq._worker.pump import LONGEST_BLOCK
 from echomq.connection import Connection, Hub
 from echomq.errors import ConnectionLost, InvalidOption, OutcomesNotStored, ServerUnavailable
 from echomq.job import Job
@@ -203,7 +204,7 @@ class Worker:
         """Takes no more jobs until ``resume``. Running jobs go on; other workers are not affected."""
         self._paused = True
         if self._session is not None:
-            await self._session.shut()
+            self._session.shut()
 
     async def resume(self) -> None:
         """Takes jobs again."""
@@ -276,10 +277,9 @@ class _Session:
         if self._crew is not None:
             self._crew.pump.stop_when_empty()
 
-    async def shut(self) -> None:
+    def shut(self) -> None:
         if self._crew is not None:
             self._crew.pump.shut()
-            await self._crew.pump.pass_marker_on()
 
     def open(self) -> None:
         if self._crew is not None:
@@ -301,7 +301,9 @@ class _Session:
         try:
             if not await self._server_is_there(hub):
                 return []
-            commands = await hub.new_link()
+            # A socket that is silently dead is noticed in the time of a block, whether the worker is idle or busy.
+            reply_timeout = min(worker._connection.call_timeout, LONGEST_BLOCK)
+            commands = await hub.new_link(reply_timeout=reply_timeout)
             blocking = await hub.new_link(client_name=worker._keys.client_name(f":w:{plain(worker.name)}"))
             heartbeat = HeartbeatLink(await hub.settings())
             call = _Calls(worker, home, threads)
@@ -333,21 +335,28 @@ class _Session:
     async def _server_is_there(self, hub: Hub) -> bool:
         """Waits for the server, for as long as it takes; False if the worker was stopped meanwhile."""
         pause, told = 0.05, False
-        while not self._stop.is_set():
-            try:
-                await hub.link(hash_tag=self._worker._keys.hash_tag)
-            except (ServerUnavailable, ConnectionLost) as error:
-                if not told:
-                    told = True
-                    logger.warning("worker %s waits for the server: %s", self._worker.name, error)
-                await hub.look_after(error)
+        stopped = asyncio.create_task(self._stop.wait(), name="echomq stop")
+        try:
+            while not stopped.done():
+                linking = asyncio.create_task(hub.link(hash_tag=self._worker._keys.hash_tag), name="echomq link")
                 try:
-                    await asyncio.wait_for(self._stop.wait(), pause * (0.5 + random.random()))
-                except TimeoutError:
+                    await asyncio.wait({linking, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                    if linking.done():
+                        linking.result()
+                        return True
+                except (ServerUnavailable, ConnectionLost) as error:
+                    if not told:
+                        told = True
+                        logger.warning("worker %s waits for the server: %s", self._worker.name, error)
+                    await hub.look_after(error)
+                    await asyncio.wait({stopped}, timeout=pause * (0.5 + random.random()))
                     pause = min(pause * 2, _LONGEST_PAUSE)
-            else:
-                return True
-        return False
+                finally:
+                    linking.cancel()
+            return False
+        finally:
+            stopped.cancel()
+            await asyncio.wait({stopped})
 
 
 class _Calls:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from echomq._redis.client import Link
 
-_MARGIN = 2.0
+_MARGIN = 1.5
 _SHORTEST = 0.001
 
 

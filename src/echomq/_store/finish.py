@@ -8,7 +8,7 @@ import msgspec
 
 from echomq._redis.wire import Argument
 from echomq._store.call import Lane, Patience
-from echomq._store.codec import pack, to_ms
+from echomq._store.codec import id_out, pack, to_ms
 from echomq._store.fetch import Turn, read_turn
 
 
@@ -22,6 +22,11 @@ class Outcome(msgspec.Struct, frozen=True, tag_field="kind"):
     job_id: str
     token: str
 
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes on its way."""
+        return len(self.job_id) + 64
+
     def wire(self) -> tuple[Argument, ...]:
         """The six arguments of moveToFinished."""
         raise NotImplementedError
@@ -34,9 +39,14 @@ class Completed(Outcome, frozen=True):
     keep: str
     error: str | None = None
 
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes on its way."""
+        return len(self.value) + 64
+
     def wire(self) -> tuple[Argument, ...]:
         more = pack({"fields": ["resultError", self.error]}) if self.error is not None else b""
-        return ("completed", self.job_id, self.token, self.value, self.keep, more)
+        return ("completed", id_out(self.job_id), self.token, self.value, self.keep, more)
 
 
 class Failed(Outcome, frozen=True):
@@ -47,9 +57,14 @@ class Failed(Outcome, frozen=True):
     keep: str
     attempts: int
 
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes on its way."""
+        return len(self.reason) + len(self.stacktrace) + 64
+
     def wire(self) -> tuple[Argument, ...]:
         more = pack({"fields": _failure(self.reason, self.stacktrace), "attempts": self.attempts})
-        return ("failed", self.job_id, self.token, self.reason, self.keep, more)
+        return ("failed", id_out(self.job_id), self.token, self.reason, self.keep, more)
 
 
 class Retry(Outcome, frozen=True):
@@ -60,13 +75,18 @@ class Retry(Outcome, frozen=True):
     delay: float
     lifo: bool
 
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes on its way."""
+        return len(self.reason) + len(self.stacktrace) + 64
+
     def wire(self) -> tuple[Argument, ...]:
         fields = _failure(self.reason, self.stacktrace)
         delay = to_ms(self.delay)
         if delay > 0:
-            return ("delayed", self.job_id, self.token, str(delay), "", pack({"fields": fields}))
+            return ("delayed", id_out(self.job_id), self.token, str(delay), "", pack({"fields": fields}))
         more = {"fields": fields, "lifo": True} if self.lifo else {"fields": fields}
-        return ("retry", self.job_id, self.token, "", "", pack(more))
+        return ("retry", id_out(self.job_id), self.token, "", "", pack(more))
 
 
 class Delayed(Outcome, frozen=True):
@@ -75,7 +95,7 @@ class Delayed(Outcome, frozen=True):
     delay: float
 
     def wire(self) -> tuple[Argument, ...]:
-        return ("delayed", self.job_id, self.token, str(max(to_ms(self.delay), 1)), "", pack({"skip": True}))
+        return ("delayed", id_out(self.job_id), self.token, str(max(to_ms(self.delay), 1)), "", pack({"skip": True}))
 
 
 class RateLimited(Outcome, frozen=True):
@@ -84,7 +104,7 @@ class RateLimited(Outcome, frozen=True):
     limit: float
 
     def wire(self) -> tuple[Argument, ...]:
-        return ("wait", self.job_id, self.token, str(max(to_ms(self.limit), 1)), "", b"")
+        return ("wait", id_out(self.job_id), self.token, str(max(to_ms(self.limit), 1)), "", b"")
 
 
 class GivenBack(Outcome, frozen=True):
@@ -93,7 +113,7 @@ class GivenBack(Outcome, frozen=True):
     started: bool
 
     def wire(self) -> tuple[Argument, ...]:
-        return ("back", self.job_id, self.token, "" if self.started else "1", "", b"")
+        return ("back", id_out(self.job_id), self.token, "" if self.started else "1", "", b"")
 
 
 def _failure(reason: str, stacktrace: bytes) -> list[str]:

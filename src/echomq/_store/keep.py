@@ -11,7 +11,7 @@ from echomq._redis.client import Link
 from echomq._redis.heartbeat import HeartbeatLink
 from echomq._redis.wire import Argument, Reply
 from echomq._store.call import Lane, Patience, explain, run_script
-from echomq._store.codec import to_ms
+from echomq._store.codec import id_out, to_ms
 from echomq._store.keys import QueueKeys
 from echomq.errors import ServerError
 
@@ -46,7 +46,7 @@ async def extend_locks_now(
 def _extend_args(held: Sequence[tuple[str, str, int]], lock_duration: float) -> list[Argument]:
     args: list[Argument] = [str(to_ms(lock_duration)), str(len(held))]
     for job_id, token, started in held:
-        args += (job_id, token, str(started))
+        args += (id_out(job_id), token, str(started))
     return args
 
 

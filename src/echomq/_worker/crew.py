@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from echomq._clock import lasting
 from echomq._log import about, logger
 from echomq._redis.client import Link
 from echomq._redis.heartbeat import HeartbeatLink
@@ -33,6 +34,9 @@ _AFTER_CANCEL = 1.0
 
 _FOR_STORING = 5.0
 """Seconds for storing outcomes when the server is away."""
+
+_FOR_MARKER = 0.5
+"""Seconds for waking another worker."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
@@ -84,7 +88,7 @@ class Crew:
         self._table = HeldTable()
         self._schedules = Schedules(Lane(commands, keys))
         self._ends = Ends.of(plan.keep_completed, plan.keep_failed, Retries(plan.backoff_strategies).delay)
-        self._runner = Runner(keys.queue, call, self._ends, self._advance)
+        self._runner = Runner(keys.queue, call, self._ends, self._advance, self._is_cancelled)
         self._keeper = Keeper(heartbeat, keys, self._table, plan.lock_duration, self._lost)
         self._sweeper = Sweeper(keys.queue, Lane(commands, keys), plan.stalled_interval, plan.max_stalled_count)
         limit, duration = plan.limit if plan.limit is not None else (None, None)
@@ -99,10 +103,12 @@ class Crew:
             run=self._runner.run,
             settle=self._settle,
             ready=ready,
+            without_result=self._ends.without_result,
             failed_to_complete=lambda held, why: self._ends.failed(held, held.job.opts, f"cannot complete: {why}"),
         )
         self._outage = False
         self._hurry = asyncio.Event()
+        self._task: asyncio.Task[Any] | None = None
 
     @property
     def jobs(self) -> list[Held]:
@@ -123,48 +129,73 @@ class Crew:
 
         Returns the jobs whose outcome could not be stored.
         """
+        self._task = asyncio.current_task()
         self._keeper.start()
         if until_empty:
             self.pump.stop_when_empty()
-        pumping = [asyncio.create_task(role, name="echomq pump") for role in self.pump.tasks()]
+        *lanes, blocking = [asyncio.create_task(role, name="echomq pump") for role in self.pump.tasks()]
         sweeping = asyncio.create_task(self._sweeper.run(), name="echomq sweep")
         stopping = asyncio.create_task(stop.wait(), name="echomq stop")
-        lanes, blocking = pumping[:-1], pumping[-1]
         try:
-            waiting = {stopping, blocking, sweeping, *lanes}
-            while not stop.is_set() and not all(lane.done() for lane in lanes):
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for task in done - {stopping}:
-                    task.result()  # a role does not end by itself: what it raises is a fault, and ends the worker loudly
-            return await self._stop(lanes)
+            try:
+                await self._until_stopped(stopping, lanes, {blocking, sweeping})
+            except asyncio.CancelledError:  # all tasks of the loop are being cancelled: no time to lose
+                self._hurry.set()
+                for lane in lanes:
+                    lane.cancel()
+                await asyncio.wait(lanes)
+                await self._stop(lanes, blocking)
+                raise
+            except Exception:
+                logger.exception("worker %s met an error of its own, and stops", self._plan.name)
+                await self._stop(lanes, blocking)
+                raise
+            return await self._stop(lanes, blocking)
         finally:
-            for task in (stopping, sweeping, blocking, *lanes):
+            roles = (stopping, sweeping, blocking, *lanes)
+            for task in roles:
                 task.cancel()
-            await asyncio.gather(stopping, sweeping, blocking, *lanes, return_exceptions=True)
+            await asyncio.gather(*roles, return_exceptions=True)
             self._blocking.drop("the worker has stopped")
             await self._keeper.stop()
             await self._blocking.close()
 
+    async def _until_stopped(
+        self, stopping: asyncio.Task[Any], lanes: list[asyncio.Task[None]], others: set[asyncio.Task[None]]
+    ) -> None:
+        waiting: set[asyncio.Task[Any]] = {stopping, *lanes, *others}
+        while not stopping.done() and not all(lane.done() for lane in lanes):
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {stopping}:
+                task.result()  # a role does not end by itself: what it raises is a fault, and ends the worker loudly
+
     # -- stopping --------------------------------------------------------------------------------------------------------
 
-    async def _stop(self, lanes: list[asyncio.Task[None]]) -> list[Held]:
+    async def _stop(self, lanes: list[asyncio.Task[None]], blocking: asyncio.Task[None]) -> list[Held]:
         """Fetch no more; let jobs finish; cancel them; give back what is left; store it all."""
         self.pump.close()
+        for position, lane in enumerate(lanes):
+            if lane.done() and not self.pump.idle:  # by a fault: what is in hand must still be stored
+                lanes[position] = asyncio.create_task(self.pump.lane(), name="echomq pump")
         logger.info(
             "worker %s stops; %d jobs have up to %g s to finish",
             self._plan.name,
             len(self._table),
             self._plan.shutdown_timeout,
         )
-        await self.pump.pass_marker_on()
-        await self._until_quiet(self._plan.shutdown_timeout, unless_hurried=True)
-        for held in self._latest_first():
-            held.stop("the worker stops", Hold.STOPPED)
+        await self._until_quiet(self._plan.shutdown_timeout, running_only=True, unless_hurried=True)
+        self.pump.stop_running(self._latest_first(), "the worker stops")
         await self._until_quiet(_AFTER_CANCEL, running_only=True)
-        self.pump.give_back_running(self._latest_first())
+        for held in self.pump.give_back_running():
+            logger.warning(
+                "the handler of job %s (%s) does not stop; what it still returns is discarded",
+                held.job.id,
+                held.job.name,
+                extra=about(self._keys.queue, held.job.id, held.job.name),
+            )
         await self._until_quiet(_FOR_STORING)
         if self.pump.idle:
-            await asyncio.wait(lanes, timeout=1.0)
+            await asyncio.wait({*lanes, blocking}, timeout=_FOR_MARKER)
         return self.pump.unsettled()
 
     def _latest_first(self) -> list[Held]:
@@ -183,6 +214,10 @@ class Crew:
 
     # -- trouble -----------------------------------------------------------------------------------------------------------
 
+    def _is_cancelled(self) -> bool:
+        """Whether whoever cancels runs now cancels everything: the event loop is about to end."""
+        return self._task is not None and self._task.cancelling() > 0
+
     def _lost(self, held: Held, certain: bool) -> None:
         if held.hold not in (Hold.RUNNING, Hold.STOPPED):
             return
@@ -192,7 +227,7 @@ class Crew:
                 "job %s (%s) is another worker's now; its run is stopped", held.job.id, held.job.name, extra=extra
             )
             held.stop("LockLost: another worker has the job", Hold.LOST)
-        elif held.hold is Hold.RUNNING:
+        elif held.hold is Hold.RUNNING and self._keeper.overdue(held):  # it may have been renewed since we were told
             logger.warning(
                 "the lock of job %s (%s) was not renewed in time; its run is stopped",
                 held.job.id,
@@ -223,6 +258,7 @@ class Crew:
         """The jobs that are lost, or None if the server cannot say yet."""
         held = [one for one in self._table.all() if one.hold is not Hold.LOST]
         triples = [(one.job.id, one.token, one.starts) for one in held]
+        before = lasting()
         try:
             lost = set(await extend_locks_now(self._commands, self._keys, triples, self._plan.lock_duration))
             if not held:
@@ -233,6 +269,9 @@ class Crew:
         except EchoMQError as error:
             logger.error("queue %s: locks cannot be settled: %s", self._keys.queue, error)
             return None
+        for one in held:
+            if one.job.id not in lost:
+                one.renewed_at = max(one.renewed_at, before)
         return [one for one in held if one.job.id in lost]
 
     async def _advance(self, job: StoredJob) -> None:

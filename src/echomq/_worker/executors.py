@@ -9,7 +9,9 @@ import inspect
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeAlias
+
+_Ended: TypeAlias = "asyncio.Future[tuple[Any, BaseException | None]]"
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -32,15 +34,47 @@ class Threads:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads = 0
         self._busy = 0
+        self._waited_for: set[_Ended] = set()
 
     async def run(self, function: Callable[[], Any], on_cancel: threading.Event) -> Any:
-        """Runs it in a thread, and does not return before it has ended, whatever happens.
+        """Runs it in a thread, and does not return before it has ended, or the pool is closed.
 
         A thread cannot be stopped. When the caller is cancelled, ``on_cancel`` is set, and the cancellation is raised
         once the function has ended: until then its slot is taken.
         """
+        ended = self._begin(function)
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            while not ended.done():
+                try:
+                    await asyncio.shield(ended)
+                except asyncio.CancelledError as asked:
+                    if not ended.done() or ended.cancelled():  # what ended before it was told to stop has ended well
+                        on_cancel.set()
+                        cancelled = asked
+        finally:
+            self._busy -= 1
+            self._waited_for.discard(ended)
+        if ended.cancelled():
+            raise cancelled or asyncio.CancelledError
+        value, error = ended.result()
+        if cancelled is not None:
+            raise cancelled
+        if error is not None:
+            raise error
+        return value
+
+    def close(self) -> None:
+        """Lets idle threads end, and waits for no function any more: the jobs have been given back."""
+        for ended in list(self._waited_for):
+            ended.cancel()
+        for _ in range(self._threads):
+            self._work.put(None)
+        self._threads = 0
+
+    def _begin(self, function: Callable[[], Any]) -> _Ended:
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+        ended: _Ended = loop.create_future()
         context = contextvars.copy_context()
 
         def finish(value: Any, error: BaseException | None) -> None:
@@ -60,32 +94,12 @@ class Threads:
                 pass  # the loop has closed: the worker is gone, and its job was given back
 
         self._busy += 1
+        self._waited_for.add(ended)
         if self._busy > self._threads and self._threads < self._size:
             self._threads += 1
             threading.Thread(target=self._serve, name=f"{self._name}-{self._threads}", daemon=True).start()
         self._work.put(work)
-        cancelled: asyncio.CancelledError | None = None
-        try:
-            while not ended.done():
-                try:
-                    await asyncio.shield(ended)
-                except asyncio.CancelledError as asked:
-                    on_cancel.set()
-                    cancelled = asked
-        finally:
-            self._busy -= 1
-        value, error = ended.result()
-        if cancelled is not None:
-            raise cancelled
-        if error is not None:
-            raise error
-        return value
-
-    def close(self) -> None:
-        """Lets idle threads end."""
-        for _ in range(self._threads):
-            self._work.put(None)
-        self._threads = 0
+        return ended
 
     def _serve(self) -> None:
         while True:

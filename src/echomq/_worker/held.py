@@ -72,11 +72,16 @@ class HeldTable:
     def __len__(self) -> int:
         return len(self._held)
 
-    def add(self, fetched: Iterable[Held]) -> None:
-        """Takes jobs in."""
+    def add(self, fetched: Iterable[Held]) -> list[Held]:
+        """Takes jobs in. Returns former runs of the same jobs, which are not in the table any more."""
+        replaced = []
         with self._mutex:
             for held in fetched:
+                former = self._held.pop(held.job.id, None)  # out first: the order is that of coming
+                if former is not None:
+                    replaced.append(former)
                 self._held[held.job.id] = held
+        return replaced
 
     def drop(self, held: Held) -> None:
         """Lets a job go, unless its id stands for a later run by now."""

@@ -22,6 +22,7 @@ from echomq._worker.held import Held, HeldTable, Hold
 from echomq.errors import ConnectionLost, EchoMQError, ServerUnavailable
 
 _RETRY_PAUSE = 0.25
+_JOIN = 1.0
 _MARGIN = 0.1
 """The share of the lock's duration that is left unused: for the time between our clock's word and the handler's end."""
 
@@ -75,7 +76,12 @@ class Keeper:
         self._stop.set()
         self._link.close()
         if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
+            # It is bound by its deadlines, and harmless: a name lookup that does not end is not waited for.
+            await asyncio.to_thread(self._thread.join, _JOIN)
+
+    def overdue(self, held: Held) -> bool:
+        """Whether the lock was not renewed for so long that it may expire."""
+        return held.renewed_at < lasting() - self._lock_duration * (1 - _MARGIN)
 
     def tick(self) -> None:
         """One beat: renews what is held, and marks what has been lost."""
@@ -100,6 +106,8 @@ class Keeper:
                 self._expire()
                 pause = min(_RETRY_PAUSE, self._interval)
             except Exception:
+                if self._stop.is_set():
+                    return  # the link was closed under us
                 # A fault of ours must not end the thread: every job that this worker holds depends on it.
                 logger.exception("the heartbeat met an error of its own; it goes on")
                 pause = self._interval
@@ -113,14 +121,13 @@ class Keeper:
         lost = set(extend_locks(self._link, self._keys, triples, self._lock_duration, max(self._interval, 0.5)))
         for one in held:
             if one.job.id not in lost:
-                one.renewed_at = before
+                one.renewed_at = max(one.renewed_at, before)
             elif one.hold is not Hold.ENDED:  # an ended one may just have been stored: its own call says what it met
                 self._tell(one, True)
 
     def _expire(self) -> None:
-        last = lasting() - self._lock_duration * (1 - _MARGIN)
         for one in self._table.all():
-            if one.hold is Hold.RUNNING and one.renewed_at < last:
+            if one.hold is Hold.RUNNING and self.overdue(one):
                 self._tell(one, False)
 
     def _tell(self, held: Held, certain: bool) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from echomq import errors
 from echomq._store.codec import RunOptions, encode_json, keep_rule
 from echomq._store.finish import Completed, Delayed, Failed, GivenBack, Outcome, RateLimited, Retry
-from echomq._worker.held import Held, Hold
+from echomq._worker.held import Held
 from echomq.options import KEEP_COMPLETED, KEEP_FAILED, Keep, to_seconds
 
 MAX_TEXT = 64 * 1024
@@ -56,7 +56,7 @@ class Ends:
                 return Delayed(held.job.id, held.token, to_seconds(error.after, "RetryLater(after)"))
             if isinstance(error, errors.RateLimited):
                 return RateLimited(held.job.id, held.token, to_seconds(error.after, "RateLimited(after)"))
-        except errors.InvalidOption as wrong:
+        except (errors.InvalidOption, AttributeError) as wrong:  # a subclass that forgot to call ours
             error = wrong
         made = held.job.attempts_made + 1
         delay = None if isinstance(error, errors.Unrecoverable) else self.delays(options, made, error)
@@ -71,9 +71,19 @@ class Ends:
         keep = options.keep_failed or self.rule_failed
         return Failed(held.job.id, held.token, reason, stacktrace, keep, options.attempts)
 
-    def stopped(self, held: Held) -> Outcome | None:
-        """The run was told to stop, by us: its job goes back, unless it is another's by now."""
-        return None if held.hold is Hold.LOST else GivenBack(held.job.id, held.token, held.called)
+    def without_result(self, held: Held, outcome: Outcome, reason: str) -> Outcome | None:
+        """In place of an outcome whose result is more than a server takes. None: it is not the result."""
+        if not isinstance(outcome, Completed) or outcome.value == b"null":
+            return None
+        return Completed(held.job.id, held.token, b"null", outcome.keep, printable(f"result: {reason}"))
+
+    def unreadable(self, held: Held, options: RunOptions) -> Outcome:
+        """The handler raised what cannot even be looked at without harm. It has no further attempt."""
+        return self.failed(held, options, "the error that it raised cannot be read", b"[]")
+
+    def stopped(self, held: Held) -> Outcome:
+        """The run was told to stop, by us: its job goes back."""
+        return GivenBack(held.job.id, held.token, held.called)
 
     def _traces(self, held: Held, options: RunOptions, error: BaseException) -> bytes:
         limit = DEFAULT_TRACES if options.stack_trace_limit is None else options.stack_trace_limit

@@ -24,16 +24,24 @@ from echomq._store.fetch import Closed, Turn, Want, take
 from echomq._store.finish import Completed, GivenBack, Outcome, RateLimited, finish_and_take
 from echomq._store.keys import QueueKeys
 from echomq._worker.held import Held, HeldTable, Hold
-from echomq.errors import ConnectionLost, EchoMQError, ServerUnavailable, StaleCall
+from echomq.errors import ConnectionLost, EchoMQError, EncodingError, ServerUnavailable, StaleCall
 
 CAP = 50
 """Outcomes and jobs of one call: beyond, nothing is gained, and no script may take long."""
+
+MOST_BYTES = 1024 * 1024
+"""Of outcomes in one call, as far as there is more than one."""
 
 LONGEST_BLOCK = 5.0
 _LONGEST_LIMIT = 30.0
 _PAUSE_AFTER_ERROR = 1.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _COMPLAIN_EVERY = 60.0
+_SILENCE = 1.0
+"""Seconds beyond the time of a block after which its connection was not closed, but silent."""
+
+_DROP_ARRIVES = 0.02
+"""Seconds that the server may take to see that a connection was closed."""
 
 
 class Gate(enum.Enum):
@@ -54,6 +62,7 @@ class Pump:
         settle: called after trouble with the connection, before anything is sent again; returns when the server is back and
             our locks are settled.
         failed_to_complete: the outcome of a job that returned but must not complete, because of its children.
+        without_result: the outcome of a job whose own cannot be sent, with the reason; None if there is no other.
         ready: set when the server has answered the first fetch.
     """
 
@@ -70,6 +79,7 @@ class Pump:
         run: Callable[[Held], Coroutine[Any, Any, Outcome | None]],
         settle: Callable[[Exception], Coroutine[Any, Any, None]],
         failed_to_complete: Callable[[Held, str], Outcome],
+        without_result: Callable[[Held, Outcome, str], Outcome | None],
         ready: asyncio.Event,
     ) -> None:
         self._keys = keys
@@ -81,11 +91,13 @@ class Pump:
         self._metrics_points = metrics_points
         self._run = run
         self._failed_to_complete = failed_to_complete
+        self._without_result = without_result
         self._ready = ready
         self._patience = Patience(math.inf, settle)
         self._cap = 1 if slots == 1 else min(CAP, max(1, slots // 2))
-        self._lanes = [Lane(link, keys) for _ in range(1 if slots == 1 else 2)]
+        self._lanes = 1 if slots == 1 else 2
         self._ended: deque[tuple[Held, Outcome]] = deque()
+        self._given_back: list[tuple[Held, Outcome]] | None = None  # gathered until all that stop have stopped
         self._in_call: dict[str, tuple[Held, Outcome]] = {}
         self._runs: set[asyncio.Task[None]] = set()
         self._fetching = 0
@@ -93,6 +105,7 @@ class Pump:
         self._gate = Gate.OPEN
         self._closing = False
         self._empty = False
+        self._drained = False
         self._ramp = 1
         self._held_until = 0.0
         self._due_at: float | None = None
@@ -100,6 +113,7 @@ class Pump:
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._idle_waiters: list[asyncio.Future[None]] = []
         self._blocked = False
+        self._owes_marker = False
         self._stop_when_empty = False
         self._changed = asyncio.Event()
         self._complained: dict[str, float] = {}
@@ -109,7 +123,11 @@ class Pump:
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """Its roles, to be run as tasks: the lanes and the one that blocks on the marker."""
-        return [*(self._drive(lane) for lane in self._lanes), self._block()]
+        return [*(self.lane() for _ in range(self._lanes)), self._block()]
+
+    def lane(self) -> Coroutine[Any, Any, None]:
+        """One more lane, to take the place of one that has ended."""
+        return self._drive(Lane(self._link, self._keys))
 
     def stop_when_empty(self) -> None:
         """Ends the lanes once nothing waits and nothing runs here."""
@@ -119,9 +137,11 @@ class Pump:
     def shut(self) -> None:
         """Fetches no more. Running jobs go on."""
         self._gate = Gate.SHUT
+        # Whether the marker has just been given to us, we may never know; `_block` passes one on.
+        self._owes_marker = True
         if self._blocked:
-            # A marker that is answered to us now would wake nobody: the crew passes one on.
             self._blocking.drop("the worker fetches no more")
+        self._changed.set()
         self._wake_all()
 
     def open(self) -> None:
@@ -134,28 +154,53 @@ class Pump:
         """Ends the lanes once every outcome is stored. Fetches no more."""
         self._closing = True
         self.shut()
-        self._changed.set()
 
     @property
     def idle(self) -> bool:
         """Whether nothing runs, waits to be stored or is under way."""
-        return not self._running and not self._ended and not self._in_call and not self._fetching
+        under_way = self._running or self._ended or self._in_call or self._fetching or self._given_back
+        return not under_way
 
     async def quiet(self, *, running_only: bool = False) -> None:
-        """Waits until it is idle, or until no job runs and no fetch is under way."""
-        while self._running or self._fetching or not (running_only or self.idle):
+        """Waits until it is idle, or until no job runs."""
+        while self._running or not (running_only or self.idle):
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._idle_waiters.append(waiter)
             await waiter
 
-    def give_back_running(self, held: list[Held]) -> None:
-        """Gives jobs back whose handlers do not stop; what these still return is discarded."""
+    def stop_running(self, held: list[Held], reason: str) -> None:
+        """Tells handlers to stop. What is given back is gathered until ``give_back_running``, which knows the order."""
+        self._given_back = []
         for one in held:
-            self._end(one, GivenBack(one.job.id, one.token, started=one.called))
+            one.stop(reason, Hold.STOPPED)
+
+    def give_back_running(self) -> list[Held]:
+        """Gives jobs back whose handlers have been told to stop, latest fetched first, so that their order is kept.
+
+        What a handler that goes on still returns is discarded. Returns the jobs of such handlers.
+        """
+        going_on = []
+        for one in self._table.all():
+            if one.task is None:
+                continue
+            going_on.append(one)
+            if one.hold is Hold.LOST:
+                self._running -= 1
+                self._table.drop(one)
+                one.hold = Hold.ENDED
+            else:
+                self._end(one, GivenBack(one.job.id, one.token, started=one.called))
+        back, self._given_back = self._given_back or [], None
+        place = {id(one): number for number, one in enumerate(self._table.all())}
+        back.sort(key=lambda pair: place.get(id(pair[0]), -1), reverse=True)
+        self._ended.extend(back)
+        self._wake_all()
+        self._tell_idle()
+        return going_on
 
     def unsettled(self) -> list[Held]:
         """Jobs whose outcome has not been stored."""
-        return self._table.all()
+        return [held for held in self._table.all() if held.hold is not Hold.LOST]
 
     # -- a lane --------------------------------------------------------------------------------------------------------
 
@@ -173,18 +218,23 @@ class Pump:
             self._fetching += count
             before = lasting()
             try:
-                turn = await self._call(lane, [outcome for _, outcome in outcomes], count)
+                try:
+                    turn = await self._call(lane, [outcome for _, outcome in outcomes], count)
+                finally:
+                    self._fetching -= count
+                self._stored(outcomes, turn)
+                self._fetched(turn, count, before)
             except EchoMQError as error:
-                self._fetching -= count
                 self._refused(outcomes, error)
                 if isinstance(error, StaleCall):
                     lane = Lane(self._link, self._keys)
+                self._tell_idle()
                 await asyncio.sleep(_PAUSE_AFTER_ERROR)
-                continue
-            self._fetching -= count
-            self._stored(outcomes, turn)
-            self._fetched(turn, count, before)
-            self._tell_idle()
+            except BaseException:  # this lane ends; another may ask again what has become of these
+                self._take_back(outcomes)
+                raise
+            else:
+                self._tell_idle()
 
     async def _call(self, lane: Lane, outcomes: list[Outcome], count: int) -> Turn:
         if outcomes:
@@ -194,8 +244,11 @@ class Pump:
     def _load(self) -> tuple[list[tuple[Held, Outcome]], int]:
         """What the next call carries: outcomes, and how many jobs it asks for."""
         outcomes: list[tuple[Held, Outcome]] = []
-        while self._ended and len(outcomes) < self._cap:
-            outcomes.append(self._ended.popleft())
+        size = 0
+        while self._ended and len(outcomes) < self._cap and size < MOST_BYTES:
+            ended = self._ended.popleft()
+            size += ended[1].size
+            outcomes.append(ended)
         return outcomes, self._wanted(bool(outcomes))
 
     def _wanted(self, going_anyway: bool) -> int:
@@ -211,7 +264,7 @@ class Pump:
             return False
         if self._closing:
             return True
-        return self._stop_when_empty and self._empty and asyncio.get_running_loop().time() >= self._held_until
+        return self._stop_when_empty and self._drained and asyncio.get_running_loop().time() >= self._held_until
 
     def _stored(self, outcomes: list[tuple[Held, Outcome]], turn: Turn) -> None:
         for (held, outcome), code in zip(outcomes, turn.codes, strict=True):
@@ -238,11 +291,32 @@ class Pump:
 
     def _refused(self, outcomes: list[tuple[Held, Outcome]], error: EchoMQError) -> None:
         """The server refused the whole call, so nothing has changed: all outcomes wait for the next one."""
-        for held, outcome in reversed(outcomes):
-            self._in_call.pop(held.job.id + held.token, None)
-            self._ended.appendleft((held, outcome))
         self._ramp = 1
         self._complain(error)
+        if isinstance(error, EncodingError) and outcomes:
+            self._without_culprit(outcomes, error)
+        else:
+            self._take_back(outcomes)
+
+    def _without_culprit(self, outcomes: list[tuple[Held, Outcome]], error: EncodingError) -> None:
+        """Some outcome cannot be sent. It must not hold up the others, nor be tried for ever."""
+        if len(outcomes) > 1:  # the largest is the likeliest; the rest go without it
+            outcomes = sorted(outcomes, key=lambda pair: pair[1].size)
+            self._take_back(outcomes[:-1])
+        held, outcome = outcomes[-1]
+        self._in_call.pop(held.job.id + held.token, None)
+        other = self._without_result(held, outcome, str(error))
+        if other is not None:
+            self._ended.append((held, other))
+            return
+        held.hold = Hold.LOST  # nothing can be said of it; once its lock has expired, it is looked at again
+        self._table.drop(held)
+        logger.error("the outcome of job %s cannot be stored: %s", held.job.id, error)
+
+    def _take_back(self, outcomes: list[tuple[Held, Outcome]]) -> None:
+        for held, outcome in reversed(outcomes):
+            if self._in_call.pop(held.job.id + held.token, None) is not None:
+                self._ended.appendleft((held, outcome))
 
     def _fetched(self, turn: Turn, wanted: int, before: float) -> None:
         loop = asyncio.get_running_loop()
@@ -254,15 +328,19 @@ class Pump:
             logger.error("queue %s: id %s stood in the line and had no job; it was taken out", self._keys.queue, job_id)
         if turn.jobs:
             fetched = [Held(job, turn.token, before) for job in turn.jobs]
-            self._table.add(fetched)
+            for former in self._table.add(fetched):
+                if former.hold is not Hold.ENDED:  # its lock had expired while we were away: its run is nobody's now
+                    former.stop("LockLost: the job was fetched again", Hold.LOST)
             self._running += len(fetched)
-            for held in fetched:
+            # After the close they go back whole, latest first, so that their order is kept.
+            for held in reversed(fetched) if self._closing else fetched:
                 self._start(held, loop)
         if not wanted:
             return
         if not self._ready.is_set():
             self._ready.set()
-        got = len(turn.jobs)
+        got = len(turn.jobs) + len(turn.dropped)
+        self._drained = not got and not turn.closed
         if Closed.LIMITED in turn.closed:
             self._hold_off(turn.limited_for)
         if got == wanted or Closed.MORE_DUE in turn.closed:
@@ -279,7 +357,7 @@ class Pump:
     # -- a job ---------------------------------------------------------------------------------------------------------
 
     def _start(self, held: Held, loop: asyncio.AbstractEventLoop) -> None:
-        if self._closing:  # it answers a fetch that was under way when we closed: given back whole
+        if self._closing:  # it answers a fetch that was under way when we closed
             self._end(held, GivenBack(held.job.id, held.token, started=False))
             return
         task = loop.create_task(self._one(held))
@@ -296,6 +374,9 @@ class Pump:
                 outcome = await self._run(held)
             elif held.hold is Hold.STOPPED:  # told to stop before its first step
                 outcome = GivenBack(held.job.id, held.token, started=False)
+        except Exception:
+            # A fault of ours. Nothing is known that could be stored: its lock expires, and the sweep counts that.
+            logger.exception("the run of job %s (%s) met an error of the worker's own", held.job.id, held.job.name)
         finally:
             held.task = None
             self._runs.discard(task)
@@ -315,8 +396,11 @@ class Pump:
         held.hold = Hold.ENDED
         if isinstance(outcome, RateLimited):
             self._hold_off(outcome.limit)  # from now on: else the very call that puts it back could fetch it again
-        self._ended.append((held, outcome))
-        self._wake_one()
+        if self._given_back is not None and isinstance(outcome, GivenBack):
+            self._given_back.append((held, outcome))
+        else:
+            self._ended.append((held, outcome))
+            self._wake_one()
         self._tell_idle()
 
     # -- waiting ---------------------------------------------------------------------------------------------------------
@@ -362,7 +446,7 @@ class Pump:
             self._changed.set()
 
     def _tell_idle(self) -> None:
-        if self._idle_waiters and not self._running and not self._fetching:
+        if self._idle_waiters and not self._running:
             for waiter in self._idle_waiters:
                 if not waiter.done():
                     waiter.set_result(None)
@@ -374,7 +458,13 @@ class Pump:
         """Sleeps on the marker while there is nothing to fetch, and has a lane look when it wakes (protocol 4)."""
         pause = _FIRST_PAUSE
         loop = asyncio.get_running_loop()
-        while not self._closing:
+        while True:
+            if self._owes_marker:
+                self._owes_marker = False
+                await asyncio.sleep(_DROP_ARRIVES)
+                await self.pass_marker_on()
+            if self._closing:
+                return
             if not self._may_block(loop.time()):
                 self._changed.clear()
                 await self._changed.wait()
@@ -386,11 +476,15 @@ class Pump:
                     self._look_again()
                     continue
             self._blocked = True
+            began = loop.time()
             try:
                 popped = await pop_marker(self._blocking, self._keys.key("marker"), seconds)
             except (ServerUnavailable, ConnectionLost):
-                if self._gate is Gate.SHUT or self._closing:
+                if self._gate is Gate.SHUT:  # by our own hand
                     continue
+                if loop.time() - began > seconds + _SILENCE:
+                    # Silently dead; then so is, most likely, its neighbour, and its calls can be repeated.
+                    self._link.drop("the connection beside it had fallen silent")
                 await asyncio.sleep(pause * (0.5 + random.random()))
                 pause = min(pause * 2, _LONGEST_PAUSE)
                 self._look_again()  # a marker may have been lost with the connection

@@ -20,19 +20,21 @@ Advance = Callable[[StoredJob], Awaitable[None]]
 """Makes a schedule's next iteration; before the handler, so that it does not depend on how the handler ends (protocol 3.24)."""
 
 _NO_OPTIONS = RunOptions(raw={})
+_NOT_OURS = (Hold.LOST, Hold.ENDED)
 
 
 class Runner:
     """Runs jobs, one call of ``run`` each."""
 
-    def __init__(self, queue: str, call: Call, ends: Ends, advance: Advance) -> None:
+    def __init__(self, queue: str, call: Call, ends: Ends, advance: Advance, all_cancelled: Callable[[], bool]) -> None:
         self._queue = queue
         self._call = call
         self._ends = ends
         self._advance = advance
+        self._all_cancelled = all_cancelled
 
     async def run(self, held: Held) -> Outcome | None:
-        """The outcome to store; None if nothing may be written (the job is another's by now)."""
+        """The outcome to store; None if nothing may be written: the job is another's by now, or was given back."""
         job = held.job
         try:
             options = job.opts
@@ -45,20 +47,24 @@ class Runner:
             if b"rjk" in job.fields:
                 await self._advance(job)
             value = await self._call(held)
-        except GeneratorExit:
-            raise  # the event loop is gone; there is nobody left to tell
         except BaseException as error:  # SystemExit and the like are this job's outcome, never the worker's
+            if isinstance(error, GeneratorExit) and not _loop_runs():
+                raise  # nobody raised it: the event loop is gone, and there is nobody left to tell
             return self._classify(held, options, error)
-        if held.hold is Hold.LOST:
+        if held.hold in _NOT_OURS:
             return None
         return self._ends.returned(held, options, value)
 
     def _classify(self, held: Held, options: RunOptions, error: BaseException) -> Outcome | None:
-        if held.hold is Hold.LOST:
+        if held.hold in _NOT_OURS:
             return None
-        if held.hold is Hold.STOPPED and isinstance(error, asyncio.CancelledError):
+        if isinstance(error, asyncio.CancelledError) and (held.hold is Hold.STOPPED or self._all_cancelled()):
             return self._ends.stopped(held)
-        outcome = self._ends.raised(held, options, error)
+        try:
+            outcome = self._ends.raised(held, options, error)
+        except BaseException:  # an error that does harm when it is looked at is still only this job's
+            logger.exception("the error that ended job %s cannot be read", held.job.id)
+            return self._ends.unreadable(held, options)
         self._report(held, error, outcome)
         return outcome
 
@@ -76,5 +82,13 @@ def _log(level: int, text: str, held: Held, made: int, error: BaseException, ext
         return
     try:
         logger.log(level, text, held.job.id, held.job.name, made, exc_info=error, extra=extra)
-    except Exception:  # an exception that cannot even be printed; the job's outcome does not depend on it
+    except BaseException:  # an exception that cannot even be printed; the job's outcome does not depend on it
         logger.log(level, text, held.job.id, held.job.name, made, extra=extra)
+
+
+def _loop_runs() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
