@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Final, TypeAlias
 
 import msgspec
@@ -20,8 +19,13 @@ JSON: TypeAlias = Any
 
 MAX_PRIORITY: Final = 2_097_151
 MAX_DELAY: Final = 10 * 365 * 86_400.0
+MAX_COUNT: Final = 1_000_000_000_000
+"""A server's script keeps 14 digits of a number in a job's options."""
 
-_INTEGER = re.compile(r"^-?(0|[1-9][0-9]*)$")
+_FIRST_MOMENT: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_MOMENT: Final = datetime(2100, 1, 1, tzinfo=UTC)
+
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 # A job's hash stands beside the queue's own keys, so an id must not be the name of one of them.
 _QUEUE_KEYS: Final = frozenset(
     "wait paused active prioritized delayed waiting-children completed failed id pc meta events marker stalled "
@@ -48,8 +52,8 @@ def to_seconds(value: Duration, name: str, *, least: float = 0.0, most: float = 
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         raise InvalidOption(f"{name}={value!r}: must be seconds (int or float) or a timedelta")
-    if not math.isfinite(seconds) or not least <= seconds <= most:
-        raise InvalidOption(f"{name}={value!r}: must be from {least:g} to {most:g} seconds")
+    if not least <= seconds <= most:  # nor is NaN
+        raise InvalidOption(f"{name}={value!r}: must be from {least:.15g} to {most:.15g} seconds")
     return float(seconds)
 
 
@@ -94,7 +98,7 @@ def check_job_id(job_id: str) -> str:
     """
     if not isinstance(job_id, str) or not job_id:
         raise InvalidOption(f"job_id={job_id!r}: must be a text that is not empty")
-    if _INTEGER.match(job_id):
+    if _INTEGER.fullmatch(job_id):
         raise InvalidOption(
             f"job_id={job_id!r}: must not be a whole number, which could meet an id that the queue gives out itself; "
             f"put a word before it, such as 'order-{job_id}'"
@@ -135,7 +139,7 @@ class Backoff(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not isinstance(self.type, str) or not self.type:
             raise InvalidOption(f"backoff type {self.type!r}: must be 'fixed', 'exponential' or a strategy's name")
-        to_seconds(self.delay, "backoff delay")
+        msgspec.structs.force_setattr(self, "delay", to_seconds(self.delay, "backoff delay"))
         if isinstance(self.jitter, bool) or not isinstance(self.jitter, (int, float)) or not 0 <= self.jitter <= 1:
             raise InvalidOption(f"backoff jitter {self.jitter!r}: must be a number from 0 to 1")
 
@@ -182,7 +186,7 @@ class Keep(msgspec.Struct, frozen=True):
     """Remove the job as soon as it has ended."""
 
     def __post_init__(self) -> None:
-        check_whole(self.count, "Keep count", least=-1)
+        check_whole(self.count, "Keep count", least=-1, most=MAX_COUNT)
         if self.age is not None:
             msgspec.structs.force_setattr(self, "age", to_seconds(self.age, "Keep age", most=1e10))
 
@@ -240,37 +244,63 @@ class JobSpec(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise InvalidOption(f"job name {self.name!r}: must be a text that is not empty")
-        if self.priority != 0:
-            check_whole(self.priority, "priority", least=0, most=MAX_PRIORITY)
-        if self.attempts != 0:
-            check_whole(self.attempts, "attempts", least=0)
+        if not self.is_plain:
+            self._check_options()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has a name and data only."""
+        return (
+            self.attempts == 0
+            and self.job_id is None
+            and self.delay is None
+            and self.at is None
+            and self.priority == 0
+            and self.lifo is False
+            and self.backoff is None
+            and self.remove_on_complete is None
+            and self.remove_on_fail is None
+            and self.stack_trace_limit is None
+            and self.timestamp is None
+        )
+
+    def _check_options(self) -> None:
+        check_whole(self.priority, "priority", least=0, most=MAX_PRIORITY)
+        check_whole(self.attempts, "attempts", least=0, most=MAX_COUNT)
+        if not isinstance(self.lifo, bool):
+            raise InvalidOption(f"lifo={self.lifo!r}: must be True or False")
         if self.job_id is not None:
             check_job_id(self.job_id)
         if self.delay is not None:
             to_seconds(self.delay, "delay")
-        if self.at is not None or self.timestamp is not None:
-            self._check_moments()
+            if self.at is not None:
+                raise InvalidOption(f"at={self.at!r} and delay={self.delay!r}: give one of them")
+        if self.at is not None:
+            _check_moment(self.at, "at")
+        if self.timestamp is not None:
+            _check_moment(self.timestamp, "timestamp")
         if self.backoff is not None and not isinstance(self.backoff, Backoff):
             to_seconds(self.backoff, "backoff")
-        for name in ("remove_on_complete", "remove_on_fail"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, Keep):
-                raise InvalidOption(
-                    f"{name}={value!r}: must be a Keep, such as Keep(count=1000), Keep.ALL or Keep.NONE"
-                )
+        if self.remove_on_complete is not None:
+            _check_keep(self.remove_on_complete, "remove_on_complete")
+        if self.remove_on_fail is not None:
+            _check_keep(self.remove_on_fail, "remove_on_fail")
         if self.stack_trace_limit is not None:
-            check_whole(self.stack_trace_limit, "stack_trace_limit", least=0)
-        if not isinstance(self.lifo, bool):
-            raise InvalidOption(f"lifo={self.lifo!r}: must be True or False")
+            check_whole(self.stack_trace_limit, "stack_trace_limit", least=0, most=MAX_COUNT)
 
-    def _check_moments(self) -> None:
-        if self.at is not None and self.delay is not None:
-            raise InvalidOption(f"at={self.at!r} and delay={self.delay!r}: give one of them")
-        for name, value in (("at", self.at), ("timestamp", self.timestamp)):
-            if value is not None and (not isinstance(value, datetime) or value.tzinfo is None):
-                raise InvalidOption(
-                    f"{name}={value!r}: must be a datetime with a time zone, such as datetime.now(timezone.utc)"
-                )
+
+def _check_moment(value: datetime, name: str) -> None:
+    if not isinstance(value, datetime) or value.utcoffset() is None:
+        raise InvalidOption(
+            f"{name}={value!r}: must be a datetime with a time zone, such as datetime.now(timezone.utc)"
+        )
+    if not _FIRST_MOMENT <= value <= _LAST_MOMENT:
+        raise InvalidOption(f"{name}={value!r}: must be from the year 1970 to the year 2100")
+
+
+def _check_keep(value: Keep, name: str) -> None:
+    if not isinstance(value, Keep):
+        raise InvalidOption(f"{name}={value!r}: must be a Keep, such as Keep(count=1000), Keep.ALL or Keep.NONE")
 
 
 class Limiter(msgspec.Struct, frozen=True):

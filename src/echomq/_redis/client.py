@@ -225,6 +225,9 @@ async def open_pipe(settings: Settings, client_name: str | None, timeout: float)
     except BaseException as error:
         if pipe is not None:
             pipe.abort("connecting failed")
+            for greeted in pipe.greeted:  # perhaps nobody has come to wait for them
+                if not greeted.cancelled():
+                    greeted.exception()
         if pipe is not None and isinstance(error, ConnectionLost):
             raise unavailable(settings.where, ConnectionResetError(pipe.ended), timeout) from error
         if isinstance(error, Exception) and not isinstance(error, (ServerError, ServerUnavailable)):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import math
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final
@@ -24,14 +26,26 @@ from echomq.options import (
     to_seconds,
 )
 
-_encoder: Final = msgspec.json.Encoder()
-_decoder: Final = msgspec.json.Decoder()
-_packer: Final = msgspec.msgpack.Encoder()
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------
+
+
+def _plain_scalar(value: Any) -> Any:
+    """Subclasses of text and numbers, which msgspec leaves to us."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    raise NotImplementedError
+
+
+_encoder: Final = msgspec.json.Encoder(enc_hook=_plain_scalar)
+_decoder: Final = msgspec.json.Decoder()
+_packer: Final = msgspec.msgpack.Encoder()
 
 
 def encode_json(value: Any, root: str) -> bytes:
@@ -46,84 +60,114 @@ def encode_json(value: Any, root: str) -> bytes:
     """
     try:
         text = _encoder.encode(value)
-    except (OverflowError, UnicodeEncodeError, RecursionError, TypeError, ValueError, msgspec.MsgspecError):
-        return _encode_carefully(value, root)
-    if b"null" in text:
-        _refuse_non_finite(value, root)  # msgspec writes null for NaN and infinity without a word
+        if b"null" in text:  # msgspec writes null for NaN and infinity without a word
+            json.dumps(_builtins(value), allow_nan=False)
+    except UnicodeEncodeError:  # a lone surrogate, which only an escape can carry
+        try:
+            return json.dumps(_builtins(value), allow_nan=False, separators=(",", ":")).encode()
+        except Exception as error:
+            raise _explained(value, root, error) from None
+    except Exception as error:  # of what kind, may be up to a property of the caller's object
+        raise _explained(value, root, error) from None
     return text
 
 
-def _encode_carefully(value: Any, root: str) -> bytes:
-    plain = _to_plain(value, root, ())
-    text = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    try:
-        return text.encode()
-    except UnicodeEncodeError:  # a lone surrogate, which only an escape can carry
-        return json.dumps(plain, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
+def _builtins(value: Any) -> Any:
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=_plain_scalar)
 
 
-def _refuse_non_finite(value: Any, root: str) -> None:
-    _to_plain(value, root, ())
+def _explained(value: Any, root: str, error: Exception) -> EncodingError:
+    """Why a value cannot be written, and where the reason stands in it."""
+    fault = _first_fault(value, root)
+    if fault is not None:
+        return fault
+    if isinstance(error, RecursionError):
+        return EncodingError(f"{root} is nested too deep to be written; send less", path=root)
+    return EncodingError(f"{root} cannot be written as JSON: {error}", path=root)
 
 
-def _to_plain(value: Any, path: str, above: tuple[int, ...]) -> Any:
-    """The value as dicts, lists and scalars; raises with the path of what has no JSON form."""
-    if value is None or isinstance(value, (bool, str)):
-        return str(value) if isinstance(value, str) and type(value) is not str else value
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise EncodingError(f"{path} is {value!r}: JSON has no such number; send None or a text instead", path=path)
-        return value
-    if id(value) in above:
-        raise EncodingError(f"{path} contains itself: JSON has no cycles", path=path)
-    inside = (*above, id(value))
-    if isinstance(value, dict):
-        return {_key(key, path): _to_plain(item, f"{path}.{key}", inside) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_to_plain(item, f"{path}[{index}]", inside) for index, item in enumerate(value)]
-    if isinstance(value, (set, frozenset)):
-        return [_to_plain(item, f"{path}{{}}", inside) for item in value]
-    if len(inside) > 200:
-        raise EncodingError(f"{path} is nested more than 200 deep; send less", path=path)
-    fields = _fields_of(value)
-    if fields is not None:
-        return {name: _to_plain(item, f"{path}.{name}", inside) for name, item in fields.items()}
-    try:
-        return msgspec.to_builtins(value)
-    except (TypeError, ValueError, RecursionError):
-        raise EncodingError(
-            f"{path} is a {type(value).__name__}, which has no JSON form; send its parts, or a text", path=path
-        ) from None
-
-
-def _fields_of(value: Any) -> dict[str, Any] | None:
-    if isinstance(value, msgspec.Struct):
-        return {name: getattr(value, name) for name in value.__struct_fields__}
-    if hasattr(type(value), "__dataclass_fields__"):
-        return {name: getattr(value, name) for name in type(value).__dataclass_fields__}
+def _first_fault(value: Any, root: str) -> EncodingError | None:
+    # Not recursive, because the fault may be that it is too deep.
+    above: list[int] = []
+    stack: list[Iterator[tuple[str, Any]]] = [iter([(root, value)])]
+    while stack:
+        for path, item in stack[-1]:
+            fault = _fault(item, path, above)
+            if fault is not None:
+                return fault
+            inside = _parts(item, path)
+            if inside is not None:
+                above.append(id(item))
+                stack.append(inside)
+                break
+        else:
+            stack.pop()
+            if above:
+                above.pop()
     return None
 
 
-def _key(key: Any, path: str) -> str:
-    if isinstance(key, str):
-        return str(key)
+def _fault(item: Any, path: str, above: list[int]) -> EncodingError | None:
+    """What is wrong with this item itself, not with its parts."""
+    if isinstance(item, float) and not math.isfinite(item):
+        return EncodingError(f"{path} is {float(item)!r}: JSON has no such number; send None or a text", path=path)
+    if id(item) in above:
+        return EncodingError(f"{path} contains itself: JSON has no cycles; send a copy without it", path=path)
+    if isinstance(item, dict):
+        for key in item:
+            if not isinstance(key, str) and not _can_be_built({key: None}):
+                kind = type(key).__name__
+                return EncodingError(
+                    f"{path} has a key {key!r} of type {kind}: the keys of JSON objects are texts", path=path
+                )
+    elif _parts(item, path) is None and not _can_be_built(item):
+        kind = type(item).__name__
+        return EncodingError(f"{path} is a {kind}, which has no JSON form; send its parts, or a text", path=path)
+    return None
+
+
+def _can_be_built(item: Any) -> bool:
     try:
-        made = msgspec.to_builtins({key: None}, str_keys=True)
-        return str(next(iter(made)))
-    except (TypeError, ValueError):
-        raise EncodingError(
-            f"{path} has a key {key!r} of type {type(key).__name__}; JSON objects have texts as keys", path=path
-        ) from None
+        json.dumps(_builtins(item))
+    except Exception:  # whatever its own code raises
+        return False
+    return True
+
+
+def _parts(item: Any, path: str) -> Iterator[tuple[str, Any]] | None:
+    """The parts of a value with their paths; None for one that has none."""
+    if isinstance(item, dict):
+        return ((_path_to(path, key), part) for key, part in item.items())
+    if isinstance(item, (list, tuple)):
+        return ((f"{path}[{index}]", part) for index, part in enumerate(item))
+    if isinstance(item, (set, frozenset)):
+        return ((f"{path}{{}}", part) for part in item)
+    if isinstance(item, enum.Enum):
+        return iter([(path, item.value)])
+    kind = type(item)
+    for fields in ("__struct_fields__", "__dataclass_fields__"):
+        if hasattr(kind, fields):
+            names = list(getattr(kind, fields))
+            return ((f"{path}.{name}", getattr(item, name)) for name in names if hasattr(item, name))
+    return None
+
+
+def _path_to(path: str, key: Any) -> str:
+    return f"{path}.{key}" if isinstance(key, str) and key.isidentifier() else f"{path}[{key!r}]"
 
 
 def decode_json(text: bytes) -> Any:
-    """What JSON text says, with whole numbers of any size. Raises ``ValueError`` for what is no JSON."""
+    """What JSON text says, with whole numbers of any size.
+
+    Raises:
+        ValueError: it is no JSON, or nested too deep.
+    """
     try:
         return _decoder.decode(text)
     except msgspec.DecodeError:
         return json.loads(text)  # lone surrogates, NaN of foreign writers
+    except RecursionError:
+        raise ValueError("it is nested too deep to be read") from None
 
 
 def pack(value: dict[str, Any]) -> bytes:
@@ -215,8 +259,6 @@ def _encode_opts(
     remove_on_complete: Keep | None,
     remove_on_fail: Keep | None,
     stack_trace_limit: int | None,
-    job_id: str | None,
-    timestamp: int | None,
 ) -> bytes:
     opts: dict[str, Any] = {"attempts": attempts}
     if backoff is not None:
@@ -233,10 +275,6 @@ def _encode_opts(
         opts["removeOnFail"] = _keep_opts(remove_on_fail, KEEP_FAILED)
     if stack_trace_limit is not None:
         opts["stackTraceLimit"] = stack_trace_limit
-    if job_id is not None:
-        opts["jobId"] = job_id
-    if timestamp is not None:
-        opts["timestamp"] = timestamp
     return _encoder.encode(opts)
 
 
@@ -253,34 +291,26 @@ def encode_spec(spec: JobSpec) -> NewJob:
         raise EncodingError(
             f"job name {spec.name!r} holds a lone surrogate, which has no UTF-8 form; remove it", path="name"
         ) from None
+    if spec.is_plain:
+        return (name, data, _PLAIN_OPTS, "", "0", "", "0", "", "")
     delay = duration_ms(spec.delay, "delay") if spec.delay is not None else 0
-    timestamp = moment_ms(spec.timestamp) if spec.timestamp is not None else None
-    if (
-        not spec.attempts
-        and not delay
-        and not spec.priority
-        and timestamp is None
-        and spec.backoff is None
-        and not spec.lifo
-        and spec.job_id is None
-        and spec.remove_on_complete is None
-        and spec.remove_on_fail is None
-        and spec.stack_trace_limit is None
-    ):
-        opts = _PLAIN_OPTS
-    else:
-        opts = _encode_opts(
-            spec.attempts, spec.backoff, delay, spec.priority, spec.lifo, spec.remove_on_complete,
-            spec.remove_on_fail, spec.stack_trace_limit, spec.job_id, timestamp,
-        )  # fmt: skip
+    timestamp = "" if spec.timestamp is None else str(moment_ms(spec.timestamp))
+    opts = _encode_opts(
+        spec.attempts, spec.backoff, delay, spec.priority, spec.lifo, spec.remove_on_complete, spec.remove_on_fail,
+        spec.stack_trace_limit,
+    )  # fmt: skip
+    if spec.job_id is not None:
+        opts = b'%b,"jobId":%b}' % (opts[:-1], _encoder.encode(spec.job_id))
+    if timestamp:
+        opts = b'%b,"timestamp":%b}' % (opts[:-1], timestamp.encode())
     return (
         name,
         data,
         opts,
-        str(timestamp) if timestamp is not None else "",
-        str(delay) if delay else "0",
-        str(moment_ms(spec.at)) if spec.at is not None else "",
-        str(spec.priority) if spec.priority else "0",
+        timestamp,
+        str(delay),
+        "" if spec.at is None else str(moment_ms(spec.at)),
+        str(spec.priority),
         "1" if spec.lifo else "",
         spec.job_id or "",
     )

@@ -1,0 +1,357 @@
+"""The line of calls: every caller gets its own answer, and nothing is done twice, whatever is lost on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from echomq._store import control, read
+from echomq._store.codec import NewJob, encode_spec
+from echomq._store.keys import QueueKeys
+from echomq._store.line import MOST_BYTES, MOST_JOBS, Line
+from echomq.connection import Connection
+from echomq.errors import BrokenKey, ConnectionLost, ServerError, ServerUnavailable
+from echomq.options import JobSpec
+from tests.support.proxy import Loss, Proxy, needle
+from tests.support.server import Server
+from tests.support.wait import wait_until
+
+KEYS = QueueKeys.of("q")
+ADD = needle("addJobs-11")
+
+
+def job(name: str = "paint", **options: Any) -> NewJob:
+    return encode_spec(JobSpec(name, **options))
+
+
+@asynccontextmanager
+async def line_to(url: str, *, wait: float = 3.0, call_timeout: float = 0.3) -> AsyncIterator[Line]:
+    line = Line(Connection(url, wait=wait, call_timeout=call_timeout).acquire(), KEYS)
+    try:
+        yield line
+    finally:
+        await line.close()
+
+
+@pytest.fixture
+async def proxy(server: Server) -> AsyncIterator[Proxy]:
+    async with Proxy(server) as proxy:
+        yield proxy
+
+
+def names(server: Server) -> list[str]:
+    """The names of all waiting jobs, the first to be run first."""
+    ids = server.cli("LRANGE", KEYS.key("wait"), 0, -1)
+    return [server.cli("HGET", KEYS.key(one.decode()), "name").decode() for one in reversed(ids)]
+
+
+def events(server: Server) -> list[str]:
+    return [fields[1].decode() for _, fields in server.cli("XRANGE", KEYS.key("events"), "-", "+")]
+
+
+def call_number(server: Server) -> int:
+    """The number of the lane's last call, by the server's own record."""
+    [record] = server.cli("HVALS", KEYS.resolve("calls"))
+    return int(record.split(b":")[0])
+
+
+# -- together ------------------------------------------------------------------------------------------------------------
+
+
+async def test_adds_of_one_moment_travel_in_one_call(server: Server) -> None:
+    async with line_to(server.url) as line:
+        results = await asyncio.gather(*(line.add((job(f"j{number}"),)) for number in range(100)))
+    assert [added.job_id for [added] in results] == [str(number) for number in range(1, 101)]
+    assert names(server) == [f"j{number}" for number in range(100)]
+    assert call_number(server) == 1
+
+
+async def test_a_call_takes_no_more_than_it_may(server: Server) -> None:
+    large = job(data="x" * (MOST_BYTES // 3))
+    async with line_to(server.url) as line:
+        await asyncio.gather(*(line.add((job(),)) for _ in range(MOST_JOBS + 1)))
+        assert call_number(server) == 2
+        await asyncio.gather(*(line.add((large,)) for _ in range(4)))
+        assert call_number(server) == 4
+
+
+async def test_a_lone_add_leaves_while_another_kind_of_call_waits(server: Server) -> None:
+    async with line_to(server.url) as line:
+        first, paused, second = line.add((job("a"),)), line.call("pause-6", ()), line.add((job("b"),))
+        await asyncio.gather(first, paused, second)
+    assert events(server) == ["added", "waiting", "paused", "added", "waiting"]
+
+
+# -- callers that go away --------------------------------------------------------------------------------------------------
+
+
+async def test_every_answer_belongs_to_its_caller_whoever_is_cancelled(server: Server, proxy: Proxy) -> None:
+    choose = random.Random(7)
+    proxy.delay = 0.002
+
+    async def add(line: Line, name: str) -> tuple[str, str]:
+        await asyncio.sleep(choose.random() / 10)
+        [added] = await line.add((job(name, job_id=f"id-{name}"),))
+        return name, added.job_id
+
+    async with line_to(proxy.url) as line:
+        callers = [asyncio.create_task(add(line, f"j{number}")) for number in range(100)]
+        while pending := [caller for caller in callers if not caller.done()]:
+            if choose.random() < 0.3:
+                choose.choice(pending).cancel()
+            await asyncio.sleep(0.002)
+        answered = [caller.result() for caller in callers if not caller.cancelled()]
+    assert 0 < len(answered) < 100
+    assert all(job_id == f"id-{name}" for name, job_id in answered)
+    waiting = names(server)
+    assert len(waiting) == len(set(waiting))  # a cancelled one may be in the queue, but once
+    assert {name for name, _ in answered} <= set(waiting)
+
+
+async def test_a_line_whose_loop_ends_lets_its_callers_go(server: Server, proxy: Proxy) -> None:
+    proxy.black_hole = True
+    async with line_to(proxy.url) as line:
+        asked = [line.add((job(),)), line.call("pause-6", ()), line.add((job(),))]
+        await wait_until(lambda: proxy.connections)
+        assert line._walk is not None
+        line._walk.cancel()
+        await asyncio.wait(asked)
+        assert all(future.cancelled() for future in asked)
+    proxy.black_hole = False
+
+
+# -- what is lost on the way -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", ["request", "reply", "hold"])
+async def test_an_add_is_repeated_and_adds_once(server: Server, proxy: Proxy, loss: Loss) -> None:
+    async with line_to(proxy.url) as line:
+        await line.add((job("first"),))
+        proxy.lose(loss, ADD)
+        [added] = await line.add((job("second"),))
+        assert added.new
+        assert proxy.seen == 2
+        proxy.release()
+        await line.add((job("third"),))
+    assert names(server) == ["first", "second", "third"]
+    assert events(server) == ["added", "waiting"] * 3
+
+
+@pytest.mark.parametrize("loss", ["request", "reply"])
+async def test_an_add_survives_many_losses(server: Server, proxy: Proxy, loss: Loss) -> None:
+    async with line_to(proxy.url) as line:
+        proxy.lose(loss, ADD, times=5)
+        results = await asyncio.gather(*(line.add((job(f"j{number}"),)) for number in range(20)))
+    assert [added.job_id for [added] in results] == [str(number) for number in range(1, 21)]
+    assert len(names(server)) == 20
+
+
+@pytest.mark.parametrize("loss", ["request", "reply"])
+async def test_controls_are_repeated_and_act_once(server: Server, proxy: Proxy, loss: Loss) -> None:
+    async with line_to(proxy.url) as line:
+        [added] = await line.add((job(),))
+        proxy.lose(loss, needle("pause-6"))
+        await control.pause(line)
+        assert await read.is_paused(line)
+        proxy.lose(loss, needle("resume-8"))
+        await control.resume(line)
+        proxy.lose(loss, needle("remove-5"))
+        await control.remove(line, added.job_id, children=True)
+    assert events(server) == ["added", "waiting", "paused", "resumed", "removed"]
+
+
+async def test_reads_are_repeated(server: Server, proxy: Proxy) -> None:
+    async with line_to(proxy.url) as line:
+        [added] = await line.add((job(),))
+        proxy.lose("reply", needle("getJob-8"))
+        found = await read.job(line, added.job_id)
+        assert found is not None
+        assert found[1] == "waiting"
+        proxy.lose("reply", b"HEXISTS")
+        assert not await read.is_paused(line)
+
+
+async def test_a_late_copy_of_an_answered_call_changes_nothing(server: Server, proxy: Proxy) -> None:
+    async with line_to(proxy.url) as line:
+        proxy.lose("hold", ADD)
+        await line.add((job("first"),))
+        assert proxy.holds == 1
+        await line.add((job("second"),))
+        before = server.cli("XINFO", "STREAM", KEYS.key("events"))
+        proxy.release()  # long after: the lane is at its second call
+        await wait_until(lambda: proxy.connections == 1, what="the server has answered the old call and is left alone")
+        assert server.cli("XINFO", "STREAM", KEYS.key("events")) == before
+    assert names(server) == ["first", "second"]
+
+
+async def test_a_late_copy_of_the_last_call_is_answered_from_the_record(server: Server, proxy: Proxy) -> None:
+    async with line_to(proxy.url) as line:
+        proxy.lose("hold", ADD)
+        await line.add((job(),))
+        proxy.release()
+        await wait_until(lambda: proxy.connections == 1)
+        [added] = await line.add((job("next"),))
+    assert added.job_id == "2"
+    assert names(server) == ["paint", "next"]
+
+
+async def test_scripts_that_the_server_forgot_are_loaded_again(server: Server) -> None:
+    async with line_to(server.url) as line:
+        await line.add((job(),))
+        server.cli("SCRIPT", "FLUSH")
+        await line.add((job(),))
+    assert len(names(server)) == 2
+
+
+# -- a server that is away -------------------------------------------------------------------------------------------------
+
+
+async def test_a_call_fails_when_its_patience_ends_and_says_that_nothing_was_added(proxy: Proxy) -> None:
+    await proxy.stop_listening()
+    async with line_to(proxy.url, wait=0.2) as line:
+        started = time.monotonic()
+        with pytest.raises(ServerUnavailable, match=r"queue 'q': not added: .*cannot connect"):
+            await line.add((job(),))
+        assert time.monotonic() - started < 2
+        with pytest.raises(ServerUnavailable, match="queue 'q': not carried out"):
+            await line.call("pause-6", ())
+        with pytest.raises(ServerUnavailable, match="queue 'q': could not be read"):
+            await read.counts(line, ["waiting"])
+
+
+async def test_those_that_wait_in_the_line_do_not_wait_one_after_the_other(proxy: Proxy) -> None:
+    await proxy.stop_listening()
+    full = [job()] * MOST_JOBS
+    async with line_to(proxy.url, wait=0.3) as line:
+        started = time.monotonic()
+        asked = [line.add(full) for _ in range(30)]
+        await asyncio.wait(asked)
+        assert time.monotonic() - started < 3
+        assert all(isinstance(future.exception(), ServerUnavailable) for future in asked)
+
+
+async def test_without_patience_there_is_one_try(server: Server, proxy: Proxy) -> None:
+    async with line_to(proxy.url, wait=0) as line:
+        await line.add((job(),))
+        proxy.lose("request", ADD)
+        with pytest.raises(ConnectionLost, match="outcome unknown"):
+            await line.add((job(),))
+        assert proxy.seen == 1
+        await line.add((job(),))
+    assert len(names(server)) == 2
+
+
+async def test_a_call_whose_fate_stays_unknown_says_so(server: Server, proxy: Proxy) -> None:
+    async with line_to(proxy.url, wait=0.2) as line:
+        await line.add((job("first"),))
+        proxy.lose("reply", ADD)
+        asked = line.add((job("second"),))
+        await wait_until(lambda: len(names(server)) == 2)
+        await proxy.stop_listening()
+        with pytest.raises(ConnectionLost, match="queue 'q': outcome unknown"):
+            await asked
+        await proxy.listen()
+        await line.add((job("third"),))
+    assert names(server) == ["first", "second", "third"]
+
+
+async def test_patience_without_end_outlasts_an_outage(server: Server, proxy: Proxy) -> None:
+    await proxy.stop_listening()
+    async with line_to(proxy.url, wait=math.inf) as line:
+        asked = line.add((job(),))
+        await asyncio.wait([asked], timeout=0.5)
+        assert not asked.done()
+        await proxy.listen()
+        await asked
+    assert names(server) == ["paint"]
+
+
+async def test_a_silent_server_costs_a_time_out_and_no_job(server: Server, proxy: Proxy) -> None:
+    async with line_to(proxy.url) as line:
+        await line.add((job("first"),))
+        proxy.black_hole = True
+        asked = line.add((job("second"),))
+        await wait_until(lambda: not line.hub._link.connected, what="the silent connection is given up")  # type: ignore[union-attr]
+        proxy.black_hole = False
+        await asked
+    assert names(server) == ["first", "second"]
+
+
+async def test_a_frozen_server_adds_once_when_it_wakes(make_server: Callable[..., Server]) -> None:
+    server = make_server()
+    async with line_to(server.url) as line:
+        await line.add((job("first"),))
+        server.pause()
+        asked = line.add((job("second"),))
+        await asyncio.wait([asked], timeout=1)
+        server.resume()
+        await asked
+    assert names(server) == ["first", "second"]
+
+
+@pytest.mark.parametrize("kill", [False, True])
+async def test_restarts_under_load_lose_and_double_nothing(make_server: Callable[..., Server], kill: bool) -> None:
+    server = make_server(appendonly=True)
+    added: list[str] = []
+    stop = asyncio.Event()
+
+    async def produce(line: Line, producer: int) -> None:
+        number = 0
+        while not stop.is_set():
+            await line.add((job(f"{producer}.{number}"),))
+            added.append(f"{producer}.{number}")
+            number += 1
+
+    async with line_to(server.url, wait=30) as line:
+        producers = [asyncio.create_task(produce(line, producer)) for producer in range(5)]
+        for _ in range(3):
+            before = len(added)
+            await wait_until(lambda: len(added) > before + 50)  # noqa: B023
+            await asyncio.to_thread(server.restart, kill=kill)
+        stop.set()
+        await asyncio.gather(*producers)
+    assert sorted(names(server)) == sorted(added)
+
+
+# -- what the server refuses -------------------------------------------------------------------------------------------------
+
+
+async def test_a_broken_key_is_named_and_the_line_goes_on(server: Server) -> None:
+    server.cli("SET", KEYS.key("wait"), "no list")
+    async with line_to(server.url) as line:
+        with pytest.raises(BrokenKey, match=r"queue 'q': not added: .*wait") as caught:
+            await line.add((job(),))
+        assert caught.value.code == "BROKEN"
+        server.cli("DEL", KEYS.key("wait"))
+        await line.add((job(),))
+
+
+async def test_a_full_memory_refuses_the_whole_call(make_server: Callable[..., Server]) -> None:
+    server = make_server()
+    async with line_to(server.url) as line:
+        await line.add((job(),))
+        server.cli("CONFIG", "SET", "maxmemory", "1")
+        with pytest.raises(ServerError, match="queue 'q': not added: ") as caught:
+            await line.add((job("a"), job("b")))
+        assert caught.value.code == "OOM"
+    assert names(server) == ["paint"]
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------------
+
+
+async def test_close_waits_for_what_was_asked_and_takes_nothing_more(server: Server) -> None:
+    async with line_to(server.url) as line:
+        asked = [line.add((job(),)) for _ in range(3)]
+        await line.close()
+        assert all(future.done() for future in asked)
+        with pytest.raises(RuntimeError, match="queue 'q' is closed"):
+            line.add((job(),))
+    assert len(names(server)) == 3
