@@ -16,7 +16,7 @@ globalThis.Date = class extends RealDate {
   }
 };
 
-const { FlowProducer, Job, Queue, Worker } = require(name);
+const { FlowProducer, Job, Queue, QueueEvents, Worker } = require(name);
 
 let open = {};
 const objects = [];
@@ -69,6 +69,23 @@ const operations = {
   counts: async () => open.queue.getJobCounts(),
   concurrency: async ({ value }) => open.queue.setGlobalConcurrency(value),
   rate: async ({ max, duration }) => open.queue.setGlobalRateLimit(max, duration),
+  // Two steps, since operations come one by one: begin to wait for the end of a job, then ask how it ended.
+  async listen({ id }) {
+    open.events ??= keep(new QueueEvents(open.queue.name, { connection: open.connection, prefix: open.prefix }));
+    await open.events.waitUntilReady();
+    const job = await Job.fromId(open.queue, id);
+    open.waiting ??= {};
+    open.waiting[id] = job.waitUntilFinished(open.events, 10000).then((value) => ({ value }), (error) => ({ error: error.message }));
+  },
+  ended: async ({ id }) => open.waiting[id],
+  async finished({ state }) {
+    const jobs = await open.queue.getJobs([state]);
+    return jobs.map((job) => ({ id: job.id, value: job.returnvalue, by: job.processedBy, made: job.attemptsMade, reason: job.failedReason }));
+  },
+  children: async ({ queue, id }) => {
+    const parents = keep(new Queue(queue, { connection: open.connection, prefix: open.prefix }));
+    return (await Job.fromId(parents, id)).getChildrenValues();
+  },
   async close() {
     now = null;
     await Promise.all(objects.splice(0).map((object) => object.close()));
