@@ -16,7 +16,7 @@ check.list(wait)
 check.list(paused)
 local now, now_text = clock.read(clock_given)
 
+redis.call("DEL", marker)   -- first, so that a full memory does not refuse the rest: that is when a queue has to be paused
 redis.call("HSET", meta, "paused", "1")
-redis.call("DEL", marker)
 redis.call("XADD", events, "*", "event", "paused")
 return calls_kept.keep(calls, lane, number, now, now_text, { now_text, paused_list.take_over(paused, wait) })
