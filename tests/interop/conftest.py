@@ -134,3 +134,10 @@ def pair(make_pair: Callable[..., Pair], place: Place) -> Pair:
 def bull(make_pair: Callable[..., Pair]) -> Pair:
     """A queue that both sides see, in BullMQ's layout."""
     return make_pair()
+
+
+@pytest.fixture
+def doomed(version: Version, server: Server) -> Iterator[NodePeer]:
+    """Another Node process, for the test to kill."""
+    with NodePeer(version, server.socket_path) as peer:
+        yield peer
