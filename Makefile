@@ -105,8 +105,11 @@ $(PYRIGHT): package-lock.json | check-commands
 	@touch $@
 
 .PHONY: test-commands check-commands
+# Debian keeps PostgreSQL's programs beside PATH.
 test-commands:
-	@.ci/system-packages redis-server:redis-server node:nodejs npm:npm
+	@PATH="$$PATH:/usr/sbin:$$(echo /usr/lib/postgresql/*/bin | tr ' ' ':')" .ci/system-packages \
+		redis-server:redis-server node:nodejs npm:npm \
+		postgres:postgresql mariadbd:mariadb-server-core my_print_defaults:mariadb-client-core
 
 check-commands:
 	@.ci/system-packages luacheck:lua-check node:nodejs npm:npm

@@ -12,8 +12,6 @@ from echomq.errors import InvalidOption
 Dialect: TypeAlias = Literal["sqlite", "postgresql", "mysql"]
 """The databases whose behaviour is known here; MariaDB is ``mysql``."""
 
-Value: TypeAlias = str | bytes
-
 _DRIVERS: Final[Mapping[str, Dialect]] = {
     "sqlite3": "sqlite",
     "pysqlite3": "sqlite",
@@ -62,10 +60,10 @@ class Transaction(Protocol):
     def flush(self) -> bool:
         """Send what an ORM holds back. False if the savepoint has gone, as far as this side knows."""
 
-    def change(self, statement: str, *values: Value) -> int:
+    def change(self, statement: str, *values: str) -> int:
         """Carry out a statement whose values are written ``{}``, and give the number of rows that it touched."""
 
-    def look_up(self, statement: str, *values: Value) -> tuple[Any] | None:
+    def look_up(self, statement: str, *values: str) -> tuple[Any] | None:
         """The only column of the first row, or None if there is no row."""
 
 
@@ -139,7 +137,7 @@ def _paramstyle(module: str) -> str | None:
     return None
 
 
-def bind(statement: str, values: tuple[Value, ...], style: str) -> tuple[str, Any]:
+def bind(statement: str, values: tuple[str, ...], style: str) -> tuple[str, Any]:
     """Writes the placeholders as the driver wants them.
 
     >>> bind("SELECT result FROM t WHERE effect_key = {}", ("k",), "named")
@@ -192,7 +190,7 @@ class _DriverTransaction:
     def flush(self) -> bool:
         return True
 
-    def change(self, statement: str, *values: Value) -> int:
+    def change(self, statement: str, *values: str) -> int:
         cursor = self._cursor()
         try:
             cursor.execute(*self._bound(statement, values))
@@ -200,7 +198,7 @@ class _DriverTransaction:
         finally:
             cursor.close()
 
-    def look_up(self, statement: str, *values: Value) -> tuple[Any] | None:
+    def look_up(self, statement: str, *values: str) -> tuple[Any] | None:
         cursor = self._cursor()
         try:
             cursor.execute(*self._bound(statement, values))
@@ -211,7 +209,7 @@ class _DriverTransaction:
             return None
         return (next(iter(row.values())) if isinstance(row, Mapping) else row[0],)
 
-    def _bound(self, statement: str, values: tuple[Value, ...]) -> tuple[Any, ...]:
+    def _bound(self, statement: str, values: tuple[str, ...]) -> tuple[Any, ...]:
         # Without values none are passed: a driver then leaves the text alone.
         return bind(statement, values, self._style) if values else (statement,)
 
@@ -273,18 +271,18 @@ class _SQLAlchemyTransaction:
             self._owner.flush()
         return True
 
-    def change(self, statement: str, *values: Value) -> int:
+    def change(self, statement: str, *values: str) -> int:
         result = self._connection.exec_driver_sql(*self._bound(statement, values))
         try:
             return int(result.rowcount)
         finally:
             result.close()
 
-    def look_up(self, statement: str, *values: Value) -> tuple[Any] | None:
+    def look_up(self, statement: str, *values: str) -> tuple[Any] | None:
         row = self._connection.exec_driver_sql(*self._bound(statement, values)).fetchone()
         return None if row is None else (row[0],)
 
-    def _bound(self, statement: str, values: tuple[Value, ...]) -> tuple[Any, ...]:
+    def _bound(self, statement: str, values: tuple[str, ...]) -> tuple[Any, ...]:
         return bind(statement, values, self._connection.dialect.paramstyle) if values else (statement,)
 
     def _refuse_autocommit(self) -> None:

@@ -19,15 +19,16 @@ import json
 import re
 import secrets
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias, TypeVar, get_args
 
 from echomq._log import logger
-from echomq._store.codec import decode_json, encode_json
+from echomq._store.codec import decode_json, encode_json, moment_ms
 from echomq._store.effects import Claim, claim_effect, effect_key, finish_effect, release_effect
 from echomq._transaction import Dialect, Transaction, is_async_sqlalchemy, open_transaction
 from echomq.connection import Connection, Hub
 from echomq.errors import ConnectionLost, EchoMQError, InvalidOption, RetryLater, ServerUnavailable
+from echomq.job import Job
 from echomq.options import JSON, Duration, to_seconds
 
 if TYPE_CHECKING:
@@ -46,27 +47,7 @@ _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}(\.[A-Za-z_][A-Za-z0-9_]{0,62})
 T = TypeVar("T")
 
 
-class JobLike(Protocol):
-    """What ``job_key`` needs to know of a job."""
-
-    @property
-    def queue_name(self) -> str:
-        """The queue that the job is in."""
-
-    @property
-    def name(self) -> str:
-        """The task's name."""
-
-    @property
-    def id(self) -> str:
-        """The job's id in its queue."""
-
-    @property
-    def timestamp(self) -> datetime:
-        """When the job was added."""
-
-
-def job_key(job: JobLike, part: str = "") -> str:
+def job_key(job: Job[Any], part: str = "") -> str:
     """A key that stays the same over every delivery, stall and retry of one job, and that no other job has.
 
     It holds the queue, the task's name, the job's id and the moment when it was added: ids alone are counted from 1 in
@@ -82,7 +63,7 @@ def job_key(job: JobLike, part: str = "") -> str:
     Example:
         >>> with once(db, job_key(job)) as effect: ...
     """
-    moment = int(job.timestamp.timestamp() * 1000)
+    moment = "" if job.timestamp is None else moment_ms(job.timestamp)
     whole = json.dumps([job.queue_name, job.name, job.id, moment, part], ensure_ascii=False, separators=(",", ":"))
     readable = f"{job.queue_name}/{job.name}/{job.id}@{moment}" + (f"/{part}" if part else "")
     # The digest tells apart what reads alike ("a/b" + "c", "a" + "b/c"), and what was cut.
@@ -308,11 +289,15 @@ class SQLBlock:
         return self._effect
 
     def _claim(self, transaction: Transaction) -> Effect:
-        table, key = self._once.table, _key_value(transaction, self._key)
+        table = self._once.table
+        place, key = _written(transaction, self._key)
         if transaction.dialect == "mysql":
-            insert, look_up = f"INSERT IGNORE INTO {table} (effect_key) VALUES ({{}})", " LOCK IN SHARE MODE"
+            insert = f"INSERT IGNORE INTO {table} (effect_key) VALUES ({place})"
+            # A plain read would look at the moment when the transaction first read, before the other one's commit.
+            find = f"SELECT result FROM {table} WHERE effect_key = {place} LOCK IN SHARE MODE"
         else:
-            insert, look_up = f"INSERT INTO {table} (effect_key) VALUES ({{}}) ON CONFLICT (effect_key) DO NOTHING", ""
+            insert = f"INSERT INTO {table} (effect_key) VALUES ({place}) ON CONFLICT (effect_key) DO NOTHING"
+            find = f"SELECT result FROM {table} WHERE effect_key = {place}"
         try:
             inserted = transaction.change(insert, key)
         except Exception as error:
@@ -323,8 +308,7 @@ class SQLBlock:
             raise
         if inserted == 1:
             return Effect(self._key, None)
-        # MySQL: a plain read would look at the moment when the transaction first read, before the other one's commit.
-        row = transaction.look_up(f"SELECT result FROM {table} WHERE effect_key = {{}}{look_up}", key)
+        row = transaction.look_up(find, key)
         if row is None:
             raise RuntimeError(
                 f"the row of {self._key!r} was deleted from {table} at this moment: deliver the job again"
@@ -345,9 +329,9 @@ class SQLBlock:
                 raise _ended_inside(self._key)
             if not effect._done and effect._text != _NULL:
                 ascii_only = json.dumps(effect.result, separators=(",", ":"))
-                table, key = self._once.table, _key_value(transaction, self._key)
-                kept = transaction.change(f"UPDATE {table} SET result = {{}} WHERE effect_key = {{}}", ascii_only, key)
-                if kept != 1:
+                place, key = _written(transaction, self._key)
+                update = f"UPDATE {self._once.table} SET result = {{}} WHERE effect_key = {place}"
+                if transaction.change(update, ascii_only, key) != 1:
                     raise _ended_inside(self._key)
         except BaseException:
             _undo(transaction)
@@ -358,8 +342,9 @@ class SQLBlock:
             raise _ended_inside(self._key) from failure
 
 
-def _key_value(transaction: Transaction, key: str) -> str | bytes:
-    return key.encode() if transaction.dialect == "mysql" else key
+def _written(transaction: Transaction, key: str) -> tuple[str, str]:
+    """How a key stands in a statement, and its value. To MySQL bytes go as ASCII: its connections have any encoding."""
+    return ("UNHEX({})", key.encode().hex()) if transaction.dialect == "mysql" else ("{}", key)
 
 
 def _undo(transaction: Transaction) -> None:
@@ -555,7 +540,7 @@ class RedisBlock:
                 claim = await self._once._ask(self._claim, patience=third)
             except (ServerUnavailable, ConnectionLost):
                 continue
-            except EchoMQError:
+            except (EchoMQError, RuntimeError):  # RuntimeError: the connection was closed
                 logger.exception("the lease of the effect %r cannot be renewed", self._key)
                 return
             if not claim.granted:
@@ -579,7 +564,7 @@ class RedisBlock:
         # that ended the block.
         try:
             await self._once._ask(lambda link: release_effect(link, self._place, self._owner), patience=0)
-        except EchoMQError as error:
+        except (EchoMQError, RuntimeError) as error:
             logger.debug("the claim of the effect %r stays until its lease ends: %s", self._key, error)
 
 
