@@ -27,7 +27,10 @@ def main() -> None:
     except ModuleNotFoundError as error:
         sys.exit(f"the command line needs {error.name}: pip install 'echomq[cli]'")
     app = typer.Typer(
-        no_args_is_help=True, add_completion=False, help="EchoMQ: a reliable job queue on Redis or Valkey."
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        help="EchoMQ: a reliable job queue on Redis or Valkey.",
     )
 
     @app.callback()

@@ -251,9 +251,9 @@ class Play:
     async def run(self) -> Report:
         """From the first word with the server to the audit."""
         start = time.monotonic()
-        connection = Connection(self._url, wait=_OUTAGE)
-        async with Queue(self._name, connection=connection) as queue:
-            await queue.counts("completed")  # a server that cannot be used says so here
+        async with Queue(self._name, connection=Connection(self._url, wait=0)) as queue:
+            await queue.counts("completed")  # a server that cannot be used says so here, at once
+        async with Connection(self._url, wait=_OUTAGE) as connection, Queue(self._name, connection=connection) as queue:
             try:
                 await self._work(queue)
                 await self._crew.stop()
@@ -262,10 +262,16 @@ class Play:
             finally:
                 await self._crew.end()
                 self._seats.close()
-                if self._wish.url is not None:
-                    await remove_queue(self._url, self._name)
-        await connection.close()
+                await self._clean_up()
         return self._report(audit, time.monotonic() - start)
+
+    async def _clean_up(self) -> None:
+        if self._wish.url is None:
+            return  # the server goes, and its data with it
+        try:
+            await remove_queue(self._url, self._name)
+        except EchoMQError as error:
+            self._story.warn(f"the demo's queue {self._name!r} stays on the server: {error}")
 
     async def _work(self, queue: Queue) -> None:
         self._introduce()

@@ -46,6 +46,10 @@ class Story:
         """One or more lines, in rich's markup."""
         self.console.print(text)
 
+    def warn(self, text: str) -> None:
+        """What the user should know even with ``--json``, on standard error."""
+        Console(stderr=True, highlight=False).print(f"echomq demo: {text}", markup=False)
+
     def expect(self, jobs: int, naive: int) -> None:
         """How many jobs and list items there will be."""
         self._queue = self._progress.add_task("[green]EchoMQ", total=jobs, note="")

@@ -1,0 +1,271 @@
+"""The front door: tasks are functions that can be enqueued."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from echomq import Backoff, EchoMQ, EncodingError, InvalidOption, Job, JobFailed, JobSpec, Queue, Unrecoverable
+
+
+@dataclass
+class Seat:
+    row: int
+    taken_at: datetime
+
+
+@pytest.fixture
+async def app(url: str) -> AsyncIterator[EchoMQ]:
+    async with EchoMQ(url) as made:
+        yield made
+
+
+async def test_a_task_is_still_a_function(app: EchoMQ) -> None:
+    @app.task
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    @app.task
+    def double(a: int) -> int:
+        return 2 * a
+
+    assert await add(2, 3) == 5
+    assert double(4) == 8
+    assert add.name == "add"
+    assert add.queue == "default"
+
+
+async def test_enqueue_runs_it_somewhere_else_and_result_brings_it_back(app: EchoMQ) -> None:
+    @app.task(queue="sums")
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    async with app.worker("sums"):
+        job = await add.enqueue(2, b=3)
+        assert await job.result(timeout=10) == 5
+
+
+async def test_a_plain_function_runs_in_a_thread(app: EchoMQ) -> None:
+    @app.task(queue="threads")
+    def where() -> str:
+        return threading.current_thread().name
+
+    async with app.worker("threads"):
+        assert await (await where.enqueue()).result(timeout=10) != threading.current_thread().name
+
+
+async def test_arguments_and_results_have_the_types_that_are_written(app: EchoMQ) -> None:
+    @app.task(queue="seats")
+    async def sit(seat: Seat, pause: timedelta = timedelta(0)) -> Seat:
+        assert isinstance(seat, Seat)
+        assert isinstance(seat.taken_at, datetime)
+        return Seat(seat.row + 1, seat.taken_at)
+
+    now = datetime(2026, 11, 29, 12, tzinfo=UTC)
+    async with app.worker("seats"):
+        job = await sit.enqueue(Seat(6, now))
+        assert await job.result(timeout=10) == Seat(7, now)
+
+
+async def test_data_is_an_object_of_named_arguments_so_that_any_program_can_add_it(app: EchoMQ) -> None:
+    @app.task(queue="named")
+    async def enroll(learner: int, course: str = "redis") -> str:
+        return f"{learner} {course}"
+
+    job = await enroll.enqueue(7)
+    assert (job.name, job.data) == ("enroll", {"learner": 7})
+    foreign = await app.queue("named").add("enroll", {"learner": 8, "course": "lua"})
+    async with app.worker("named"):
+        assert await job.result(timeout=10) == "7 redis"
+        assert await foreign.result(timeout=10) == "8 lua"
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"learner": "seven"}, "argument 'learner' of task 'enroll': Expected `int`, got `str`"),
+        ({}, "missing a required argument: 'learner'"),
+        ({"learner": 7, "room": 3}, "unexpected keyword argument 'room'"),
+        ([7], "takes an object of named arguments"),
+    ],
+)
+async def test_data_that_does_not_fit_fails_the_job_at_once_and_says_why(app: EchoMQ, data: object, said: str) -> None:
+    ran = []
+
+    @app.task(queue="strict", attempts=5)
+    async def enroll(learner: int) -> None:
+        ran.append(learner)
+
+    job = await app.queue("strict").add("enroll", data, attempts=5)
+    async with app.worker("strict"):
+        with pytest.raises(JobFailed) as failure:
+            await job.result(timeout=10)
+    assert said in failure.value.reason
+    assert ran == []
+
+
+async def test_wrong_calls_are_refused_where_they_are_made(app: EchoMQ) -> None:
+    @app.task
+    async def enroll(learner: int) -> None: ...
+
+    with pytest.raises(TypeError, match="task 'enroll': missing a required argument: 'learner'"):
+        await enroll.enqueue()  # type: ignore[call-arg]
+    with pytest.raises(EncodingError, match="data.learner is nan"):
+        await enroll.enqueue(float("nan"))  # type: ignore[arg-type]
+    assert await app.queue("default").counts("waiting") == {"waiting": 0}
+
+
+async def test_options_of_one_job_leave_the_task_as_it_is(app: EchoMQ) -> None:
+    @app.task(queue="options", attempts=3, backoff=Backoff.fixed(2))
+    async def enroll(learner: int) -> None: ...
+
+    later = await enroll.options(delay=60, priority=2, attempts=9).enqueue(1)
+    plain = await enroll.enqueue(2)
+    assert (later.delay, later.priority, later.opts.attempts, later.opts.backoff) == (60, 2, 9, Backoff.fixed(2))
+    assert (plain.delay, plain.priority, plain.opts.attempts) == (0, 0, 3)
+    with pytest.raises(InvalidOption, match="priority=-1"):
+        enroll.options(priority=-1)
+
+
+async def test_specs_are_for_bulk(app: EchoMQ) -> None:
+    @app.task(queue="bulk", attempts=2)
+    async def double(number: int) -> int:
+        return 2 * number
+
+    assert double.spec(1) == JobSpec("double", {"number": 1}, attempts=2)
+    jobs = await app.queue("bulk").add_bulk([double.spec(number) for number in range(20)])
+    async with app.worker("bulk", concurrency=5):
+        assert [await job.result(timeout=10) for job in jobs] == [2 * number for number in range(20)]
+
+
+async def test_pass_job_gives_the_job_first(app: EchoMQ) -> None:
+    @app.task(queue="pass", pass_job=True)
+    async def who(job: Job[object], suffix: str) -> str:
+        return job.id + suffix
+
+    async with app.worker("pass"):
+        job = await who.enqueue("!")
+        assert await job.result(timeout=10) == f"{job.id}!"
+
+
+async def test_a_timeout_ends_the_run_and_uses_an_attempt(app: EchoMQ) -> None:
+    ended = asyncio.Event()
+
+    @app.task(queue="slow", timeout=0.05)
+    async def sleep() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    async with app.worker("slow"):
+        with pytest.raises(JobFailed, match="longer than its timeout of 0.05 s"):
+            await (await sleep.enqueue()).result(timeout=10)
+    assert ended.is_set()
+
+
+async def test_a_timeout_of_a_thread_tells_it_and_waits_for_it(app: EchoMQ) -> None:
+    @app.task(queue="slow", timeout=0.05, pass_job=True)
+    def wait(job: Job[object]) -> str:
+        return "told" if job.cancelled.wait(10) else "not told"
+
+    async with app.worker("slow"):
+        with pytest.raises(JobFailed, match="longer than its timeout"):
+            await (await wait.enqueue()).result(timeout=10)
+
+
+async def test_unrecoverable_uses_no_further_attempt(app: EchoMQ) -> None:
+    @app.task(queue="sick", attempts=5)
+    async def pay() -> None:
+        raise Unrecoverable("the card was reported stolen")
+
+    async with app.worker("sick"):
+        job = await pay.enqueue()
+        with pytest.raises(JobFailed, match="the card was reported stolen"):
+            await job.result(timeout=10)
+    found = await job.refresh()
+    assert found is not None
+    assert found.attempts_made == 1
+
+
+async def test_an_unknown_task_waits_for_a_worker_that_knows_it(app: EchoMQ, caplog: pytest.LogCaptureFixture) -> None:
+    @app.task(queue="rolling")
+    async def known() -> None: ...
+
+    queue = app.queue("rolling")
+    caplog.set_level(logging.WARNING, "echomq")
+    first = await queue.add("new", {})
+    second = await queue.add("new", {})
+    async with app.worker("rolling") as worker:
+        await (await known.enqueue()).result(timeout=10)
+        await worker.run_until_drained()
+    for job in (first, second):
+        found = await job.refresh()
+        assert found is not None
+        assert (found.state, found.attempts_made, found.delay) == ("delayed", 0, 30)
+    assert caplog.text.count("asks for task 'new', which this worker does not know") == 1
+
+
+async def test_an_unknown_task_fails_after_a_day(app: EchoMQ) -> None:
+    old = datetime.now(UTC) - timedelta(hours=25)
+    job = await app.queue("rolling").add("new", {}, timestamp=old)
+    async with app.worker("rolling"):
+        with pytest.raises(JobFailed, match="no worker has known a task named 'new' for 24 hours"):
+            await job.result(timeout=10)
+
+
+async def test_names_are_taken_once_and_arguments_need_names(app: EchoMQ) -> None:
+    @app.task
+    async def enroll(learner: int) -> None: ...
+
+    with pytest.raises(InvalidOption, match="task name 'enroll' is taken"):
+        app.task(name="enroll")(lambda: None)
+    with pytest.raises(InvalidOption, match="has no name that a job's data could carry"):
+        app.task(name="positional")(lambda *numbers: None)
+    with pytest.raises(InvalidOption, match="must take the job as first argument"):
+        app.task(name="jobless", pass_job=True)(lambda: None)  # type: ignore[arg-type, misc]
+
+
+async def test_nothing_connects_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = EchoMQ("redis://127.0.0.1:1")
+
+    @app.task
+    async def enroll(learner: int) -> None: ...
+
+    assert app.worker().queue == "default"
+    monkeypatch.delenv("ECHOMQ_URL", raising=False)
+    with pytest.raises(InvalidOption, match="ECHOMQ_URL"):
+        EchoMQ()
+
+
+async def test_work_runs_every_queue_that_a_task_names(app: EchoMQ) -> None:
+    @app.task(queue="one")
+    async def first() -> int:
+        return 1
+
+    @app.task(queue="two")
+    async def second() -> int:
+        return 2
+
+    working = asyncio.create_task(app.work())
+    assert await (await first.enqueue()).result(timeout=10) == 1
+    assert await (await second.enqueue()).result(timeout=10) == 2
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+
+
+async def test_a_queue_with_bullmq_layout_has_its_keys(url: str) -> None:
+    async with EchoMQ(url, prefix="bull") as app, Queue("paint", connection=url, prefix="bull") as same:
+
+        @app.task(queue="paint")
+        async def paint() -> None: ...
+
+        await paint.enqueue()
+        assert await same.counts("waiting") == {"waiting": 1}
