@@ -34,12 +34,13 @@ from echomq.job import Job
 from echomq.models import JobOptions, JobState, Parent
 from echomq.options import Backoff, JobSpec, Keep, Limiter
 from echomq.queue import Queue
-from echomq.task import Task
+from echomq.task import AsyncTask, PlainTask, Task
 from echomq.worker import Call, Worker
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncTask",
     "Backoff",
     "BrokenKey",
     "BulkAddError",
@@ -62,6 +63,7 @@ __all__ = [
     "LockLost",
     "OutcomesNotStored",
     "Parent",
+    "PlainTask",
     "Queue",
     "RateLimited",
     "ResultTimeout",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, Protocol, Self, TypeVar, overload
 
@@ -15,7 +16,7 @@ from echomq.errors import InvalidOption, RetryLater, Unrecoverable
 from echomq.job import Job
 from echomq.options import Backoff, Duration, Keep
 from echomq.queue import Queue
-from echomq.task import Task
+from echomq.task import AsyncTask, PlainTask, Task
 from echomq.worker import Call, Worker
 
 P = ParamSpec("P")
@@ -30,18 +31,18 @@ class _Decorator(Protocol):
     """What ``@app.task(...)`` gives: it makes a task of an async or a plain function."""
 
     @overload
-    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]  # plain functions may return coroutines too; the first that fits wins
     @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def __call__(self, function: Callable[P, R], /) -> PlainTask[P, R]: ...
 
 
 class _JobDecorator(Protocol):
     """The same with ``pass_job=True``: the function's first argument is the job."""
 
     @overload
-    def __call__(self, function: Callable[Concatenate[Job[Any], P], Awaitable[R]], /) -> Task[P, R]: ...
+    def __call__(self, function: Callable[Concatenate[Job[Any], P], Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
     @overload
-    def __call__(self, function: Callable[Concatenate[Job[Any], P], R], /) -> Task[P, R]: ...
+    def __call__(self, function: Callable[Concatenate[Job[Any], P], R], /) -> PlainTask[P, R]: ...
 
 
 class EchoMQ:
@@ -94,9 +95,9 @@ class EchoMQ:
         return dict(self._tasks)
 
     @overload
-    def task(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
     @overload
-    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def task(self, function: Callable[P, R], /) -> PlainTask[P, R]: ...
     @overload
     def task(
         self,
@@ -181,7 +182,8 @@ class EchoMQ:
                 raise InvalidOption(
                     f"task name {task_name!r} is taken, by {self._tasks[task_name].function!r}; give name=… to one of them"
                 )
-            task: Task[Any, Any] = Task(
+            kind = AsyncTask if inspect.iscoroutinefunction(made) else PlainTask
+            task: Task[Any, Any] = kind(
                 self, made, name=task_name, queue=queue, timeout=timeout, pass_job=pass_job, options=options
             )
             self._tasks[task_name] = task

@@ -1,13 +1,13 @@
-"""A task: a function that can be enqueued. Calling it runs it, as ever."""
+"""A task: a function that can be enqueued."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast
 
 import msgspec
 
@@ -58,14 +58,10 @@ class Task(Generic[P, R]):
         self._options = options
         JobSpec(name, **options)  # wrong options are refused where they are written
         self._signature = _signature_of(function, name, pass_job)
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(cast("Callable[..., Any]", self), function)
 
     def __repr__(self) -> str:
         return f"<Task {self.name!r} on queue {self.queue!r}>"
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Runs the function here and now. No queue is involved."""
-        return self.function(*args, **kwargs)  # type: ignore[no-any-return]
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Adds a job that will call the function with these arguments.
@@ -94,14 +90,14 @@ class Task(Generic[P, R]):
         remove_on_complete: Keep | None = None,
         remove_on_fail: Keep | None = None,
         stack_trace_limit: int | None = None,
-    ) -> Task[P, R]:
+    ) -> Self:
         """The same task with other options for its next jobs; what is left out stays. See ``JobSpec``.
 
         Example:
             >>> await enroll.options(delay=60, priority=2).enqueue(8, course="redis")
         """
         given = {name: value for name, value in locals().items() if name in _OPTIONS and value is not None}
-        made: Task[P, R] = Task(
+        return type(self)(
             self._app,
             self.function,
             name=self.name,
@@ -110,7 +106,6 @@ class Task(Generic[P, R]):
             pass_job=self.pass_job,
             options={**self._options, **given},
         )
-        return made
 
     def spec(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec:
         """The job that ``enqueue`` would add, for ``Queue.add_bulk``."""
@@ -159,6 +154,24 @@ class Task(Generic[P, R]):
     def _result_type(self) -> Any:
         hint = _hints(self.function).get("return", Any)
         return hint if _convertible(hint) else Any
+
+
+class AsyncTask(Task[P, R]):
+    """A task whose function is ``async def``."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """Runs the function here and now, as ever. No queue is involved."""
+        made: Coroutine[Any, Any, R] = self.function(*args, **kwargs)
+        return made
+
+
+class PlainTask(Task[P, R]):
+    """A task whose function is a plain ``def``: a worker runs it in a thread."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs the function here and now, as ever. No queue is involved."""
+        value: R = self.function(*args, **kwargs)
+        return value
 
 
 def _signature_of(function: Callable[..., Any], name: str, pass_job: bool) -> inspect.Signature:

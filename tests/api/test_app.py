@@ -116,7 +116,7 @@ async def test_wrong_calls_are_refused_where_they_are_made(app: EchoMQ) -> None:
 
     with pytest.raises(TypeError, match="task 'enroll': missing a required argument: 'learner'"):
         await enroll.enqueue()  # type: ignore[call-arg]
-    with pytest.raises(EncodingError, match="data.learner is nan"):
+    with pytest.raises(EncodingError, match=r"data\.learner is nan"):
         await enroll.enqueue(float("nan"))  # type: ignore[arg-type]
     assert await app.queue("default").counts("waiting") == {"waiting": 0}
 
@@ -165,7 +165,7 @@ async def test_a_timeout_ends_the_run_and_uses_an_attempt(app: EchoMQ) -> None:
             ended.set()
 
     async with app.worker("slow"):
-        with pytest.raises(JobFailed, match="longer than its timeout of 0.05 s"):
+        with pytest.raises(JobFailed, match=r"longer than its timeout of 0\.05 s"):
             await (await sleep.enqueue()).result(timeout=10)
     assert ended.is_set()
 
