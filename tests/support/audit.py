@@ -92,7 +92,7 @@ class _Audit:
 
     def _pipe(self, commands: list[tuple[str | int, ...]]) -> list[Any]:
         with self.client.pipeline(transaction=False) as pipe:
-            pipe.response_callbacks = type(pipe.response_callbacks)()  # its own: the client keeps its
+            pipe.response_callbacks = type(pipe.response_callbacks)({})  # its own: the client keeps its
             for command in commands:
                 pipe.execute_command(*command)
             return [_text(reply) for reply in pipe.execute()] if commands else []
