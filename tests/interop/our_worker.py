@@ -68,4 +68,5 @@ async def main(url: str, queue: str, prefix: str, database: str, options: dict[s
 if __name__ == "__main__":
     # Also when the test process was killed: then nobody is there to be told.
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
-    asyncio.run(main(*sys.argv[1:5], options=json.loads(sys.argv[5])))  # type: ignore[misc]
+    server_url, its_queue, its_prefix, effects, worker_options = sys.argv[1:]
+    asyncio.run(main(server_url, its_queue, its_prefix, effects, json.loads(worker_options)))

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,7 +21,7 @@ class OurProcess:
     """One process of ``our_worker``.
 
     Attributes:
-        news: what it told, oldest first.
+        news: what it told, oldest first; ``at`` says when.
     """
 
     def __init__(self, url: str, queue: str, prefix: str, database: str = "", **options: Any) -> None:
@@ -72,4 +73,4 @@ class OurProcess:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.endswith(b"\n"):
-                self.news.append(json.loads(line))
+                self.news.append({**json.loads(line), "at": time.monotonic()})

@@ -7,7 +7,8 @@ import json
 import shutil
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,17 +61,21 @@ class NodePeer:
     Args:
         version: which BullMQ.
         socket: the unix socket of the server.
+        on_news: called for each of the news, in a thread of its own.
 
     Attributes:
-        news: what it told without being asked, oldest first: starts and ends of handlers, events, errors.
+        news: what it told without being asked, oldest first: starts and ends of handlers, events, errors; ``at`` says when.
     """
 
-    def __init__(self, version: Version, socket: Path) -> None:
+    def __init__(
+        self, version: Version, socket: Path, *, on_news: Callable[[NodePeer, News], None] | None = None
+    ) -> None:
         node = shutil.which("node")
         assert node is not None, "no node on PATH: install it (Debian: apt-get install nodejs npm)"
         assert (FOLDER / "node_modules" / version).is_dir(), f"run `npm ci --ignore-scripts` in {FOLDER}"
         self.version = version
         self.news: list[News] = []
+        self._on_news = on_news
         self._number = 0
         self._asked: dict[int, Future[Any]] = {}
         self._mutex = threading.Lock()
@@ -106,16 +111,16 @@ class NodePeer:
     def send(self, op: str, **given: Any) -> Future[Any]:
         """Sends a command; its answer comes with the future."""
         future: Future[Any] = Future()
+        assert self._process.stdin is not None
         with self._mutex:
             self._number += 1
-            number = self._number
-            self._asked[number] = future
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps({"n": number, "op": op, **given}) + "\n")
-            self._process.stdin.flush()
-        except OSError:
-            future.set_exception(NodeDied(f"{self.version} has ended"))
+            self._asked[self._number] = future
+            try:
+                self._process.stdin.write(json.dumps({"n": self._number, "op": op, **given}) + "\n")
+                self._process.stdin.flush()
+            except (OSError, ValueError):  # its end of the pipe, or ours, is closed
+                del self._asked[self._number]
+                future.set_exception(NodeDied(f"{self.version} has ended"))
         return future
 
     def told(self, news: str, **fields: Any) -> list[News]:
@@ -168,7 +173,9 @@ class NodePeer:
             except ValueError:
                 continue  # cut by a kill
             if "news" in told:
-                self.news.append(told)
+                self.news.append({**told, "at": time.monotonic()})
+                if self._on_news is not None:
+                    self._on_news(self, told)
                 continue
             with self._mutex:
                 future = self._asked.pop(told["n"])
