@@ -53,7 +53,7 @@ def postgresql() -> Iterator[str]:
         def look() -> None:
             psycopg.connect(host=str(folder), user="echomq", dbname="postgres").close()
 
-        with _served([*as_user, *command], folder, look, psycopg.OperationalError, signal.SIGINT):
+        with _served(as_user, command, folder, look, psycopg.OperationalError, signal.SIGINT):
             yield str(folder)
 
 
@@ -75,7 +75,7 @@ def mariadb() -> Iterator[str]:
             connection.cursor().execute("CREATE DATABASE IF NOT EXISTS test")
             connection.close()
 
-        with _served([*as_user, *command], folder, look, OSError, signal.SIGTERM):
+        with _served(as_user, command, folder, look, OSError, signal.SIGTERM):
             yield str(path)
 
 
@@ -96,15 +96,19 @@ def _folder() -> Iterator[tuple[Path, list[str]]]:
 
 @contextmanager
 def _served(
-    command: Sequence[str | Path], folder: Path, look: Callable[[], None], refusal: type[Exception], end: signal.Signals
+    as_user: Sequence[str],
+    command: Sequence[str | Path],
+    folder: Path,
+    look: Callable[[], None],
+    refusal: type[Exception],
+    end: signal.Signals,
 ) -> Iterator[None]:
     log = folder / "log"
+    # The innermost: a change of user would make the kernel forget the signal.
     guard = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
-    if command[0] == "setpriv":  # one does for both; after a change of user the signal would be forgotten
-        guard, command = [], ["setpriv", "--pdeathsig", "KILL", *command[1:]]
     with log.open("ab") as output:
         process: subprocess.Popen[bytes] = _starter.submit(
-            subprocess.Popen, [*guard, *command], cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            subprocess.Popen, [*as_user, *guard, *command], cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True,
         ).result()  # fmt: skip
     try:
