@@ -14,7 +14,7 @@ from typing import Literal, Self
 from echomq._lua.loader import script
 from tests.support.server import Server
 
-Loss = Literal["request", "reply", "hold"]
+Loss = Literal["request", "reply", "hold", "silence"]
 
 
 def needle(script_name: str) -> bytes:
@@ -57,6 +57,7 @@ class Proxy:
         ``request``: the connection is cut before it reaches the server. ``reply``: it reaches the server, and the
         connection is cut when the server answers. ``hold``: it waits until ``release()``, and so does all that follows it
         on this connection; what the client does meanwhile (close, call again) changes nothing.
+        ``silence``: it reaches the server, and its reply waits until ``release()``, and so do all that follow it.
         """
         self._loss, self._times, self.seen = (what, where), times, 0
 
@@ -66,9 +67,14 @@ class Proxy:
         for send in held:
             send()
 
+    def silence(self) -> None:
+        """From now on nothing passes on the connections that are open, and they stay open; new ones are well."""
+        for connection in self._connections:
+            connection.passes.clear()
+
     @property
     def holds(self) -> int:
-        """How many requests are held."""
+        """How many requests, or replies, are held."""
         return len(self._held)
 
     @property
@@ -161,6 +167,9 @@ class _Connection:
         self._up = (up_reader, up_writer)
         self._cut_at_reply = False
         self._held: list[bytes] | None = None
+        self._unsaid: list[bytes] | None = None
+        self.passes = asyncio.Event()
+        self.passes.set()
 
     async def run(self) -> None:
         with contextlib.suppress(OSError):
@@ -177,6 +186,7 @@ class _Connection:
 
     def abandon(self) -> None:
         self._held = None
+        self.passes.set()
         self.cut()
 
     async def _requests(self) -> None:
@@ -195,6 +205,9 @@ class _Connection:
                     self._held = [piece]
                     self._proxy._held.append(self._release)
                     continue
+                case "silence":
+                    self._unsaid = []
+                    self._proxy._held.append(self._speak)
                 case None:
                     pass
             writer.write(piece)
@@ -207,8 +220,16 @@ class _Connection:
             if self._cut_at_reply:
                 self.cut()
                 return
+            if self._unsaid is not None:
+                self._unsaid.append(piece)
+                continue
             writer.write(piece)
         writer.transport.abort()
+
+    def _speak(self) -> None:
+        unsaid, self._unsaid = self._unsaid, None
+        for piece in unsaid or []:
+            self._client[1].write(piece)
 
     def _release(self) -> None:
         held, self._held = self._held, None
@@ -225,4 +246,5 @@ class _Connection:
         if self._proxy.delay:
             await asyncio.sleep(self._proxy.delay)
         await self._proxy._hole_closed.wait()
+        await self.passes.wait()
         return piece

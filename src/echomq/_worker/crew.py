@@ -102,6 +102,8 @@ class Crew:
             metrics_points=plan.metrics_points,
             run=self._runner.run,
             settle=self._settle,
+            confirm=self._settle_locks,
+            fresh_for=plan.lock_duration / 2,
             ready=ready,
             without_result=self._ends.without_result,
             failed_to_complete=lambda held, why: self._ends.failed(held, held.job.opts, f"cannot complete: {why}"),
@@ -244,15 +246,19 @@ class Crew:
         if not self._outage:
             self._outage = True
             logger.warning("queue %s: %s; trying again until it answers", self._keys.queue, trouble)
+        await self._settle_locks()
+        if self._outage:
+            self._outage = False
+            logger.warning("queue %s: the server answers again", self._keys.queue)
+
+    async def _settle_locks(self) -> None:
+        """Renews what is still ours, and stops what is another's. Tries until the server answers."""
         pause = _FIRST_PAUSE
         while (settled := await self._try_to_settle()) is None:
             await asyncio.sleep(pause * (0.5 + random.random()))
             pause = min(pause * 2, _LONGEST_PAUSE)
         for one in settled:
             self._lost(one, True)
-        if self._outage:
-            self._outage = False
-            logger.warning("queue %s: the server answers again", self._keys.queue)
 
     async def _try_to_settle(self) -> list[Held] | None:
         """The jobs that are lost, or None if the server cannot say yet."""

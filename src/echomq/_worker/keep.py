@@ -92,7 +92,7 @@ class Keeper:
 
     def _run(self) -> None:
         pause = self._interval
-        while not self._stop.wait(pause):
+        while not self._wait(pause):
             self._look_at_loop()
             try:
                 self.tick()
@@ -114,6 +114,16 @@ class Keeper:
             else:
                 self._in_trouble = False
                 pause = self._interval
+
+    def _wait(self, pause: float) -> bool:
+        """Whether it is time to stop. Tells a process that stood still from an event loop that is held up."""
+        began = time.monotonic()
+        stopped = self._stop.wait(pause)
+        late = time.monotonic() - began - pause
+        if late > self._lock_duration / 2 and not stopped:
+            logger.warning("this process has not run for %.1f s (frozen, or starved of processor time)", late)
+            self._loop_seen = time.monotonic()  # it cannot have answered
+        return stopped
 
     def _renew(self, held: Sequence[Held]) -> None:
         before = lasting()

@@ -61,6 +61,8 @@ class Pump:
         run: runs one job and says its outcome.
         settle: called after trouble with the connection, before anything is sent again; returns when the server is back and
             our locks are settled.
+        confirm: settles our locks, without trouble.
+        fresh_for: seconds after which the answer to a fetch must be confirmed before its jobs are run.
         failed_to_complete: the outcome of a job that returned but must not complete, because of its children.
         without_result: the outcome of a job whose own cannot be sent, with the reason; None if there is no other.
         ready: set when the server has answered the first fetch.
@@ -78,6 +80,8 @@ class Pump:
         metrics_points: int,
         run: Callable[[Held], Coroutine[Any, Any, Outcome | None]],
         settle: Callable[[Exception], Coroutine[Any, Any, None]],
+        confirm: Callable[[], Coroutine[Any, Any, None]],
+        fresh_for: float,
         failed_to_complete: Callable[[Held, str], Outcome],
         without_result: Callable[[Held, Outcome, str], Outcome | None],
         ready: asyncio.Event,
@@ -93,6 +97,8 @@ class Pump:
         self._failed_to_complete = failed_to_complete
         self._without_result = without_result
         self._ready = ready
+        self._confirm = confirm
+        self._fresh_for = fresh_for
         self._patience = Patience(math.inf, settle)
         self._cap = 1 if slots == 1 else min(CAP, max(1, slots // 2))
         self._lanes = 1 if slots == 1 else 2
@@ -181,9 +187,10 @@ class Pump:
         """
         going_on = []
         for one in self._table.all():
-            if one.task is None:
+            if one.hold is Hold.ENDED:
                 continue
-            going_on.append(one)
+            if one.task is not None:
+                going_on.append(one)
             if one.hold is Hold.LOST:
                 self._running -= 1
                 self._table.drop(one)
@@ -223,7 +230,8 @@ class Pump:
                 finally:
                     self._fetching -= count
                 self._stored(outcomes, turn)
-                self._fetched(turn, count, before)
+                await self._take_in(turn, before)
+                self._fetched(turn, count)
             except EchoMQError as error:
                 self._refused(outcomes, error)
                 if isinstance(error, StaleCall):
@@ -318,7 +326,22 @@ class Pump:
             if self._in_call.pop(held.job.id + held.token, None) is not None:
                 self._ended.appendleft((held, outcome))
 
-    def _fetched(self, turn: Turn, wanted: int, before: float) -> None:
+    async def _take_in(self, turn: Turn, before: float) -> None:
+        if not turn.jobs:
+            return
+        fetched = [Held(job, turn.token, before) for job in turn.jobs]
+        for former in self._table.add(fetched):
+            if former.hold is not Hold.ENDED:  # its lock had expired while we were away: its run is nobody's now
+                former.stop("LockLost: the job was fetched again", Hold.LOST)
+        self._running += len(fetched)
+        if lasting() - before > self._fresh_for:  # so old an answer may speak of locks that have expired
+            await self._confirm()
+        loop = asyncio.get_running_loop()
+        # After the close they go back whole, latest first, so that their order is kept.
+        for held in reversed(fetched) if self._closing else fetched:
+            self._start(held, loop)
+
+    def _fetched(self, turn: Turn, wanted: int) -> None:
         loop = asyncio.get_running_loop()
         now = self.last_fetch = loop.time()
         if turn.now is not None:
@@ -326,15 +349,6 @@ class Pump:
         self._due_at = None if turn.due_in is None else now + turn.due_in
         for job_id in turn.dropped:
             logger.error("queue %s: id %s stood in the line and had no job; it was taken out", self._keys.queue, job_id)
-        if turn.jobs:
-            fetched = [Held(job, turn.token, before) for job in turn.jobs]
-            for former in self._table.add(fetched):
-                if former.hold is not Hold.ENDED:  # its lock had expired while we were away: its run is nobody's now
-                    former.stop("LockLost: the job was fetched again", Hold.LOST)
-            self._running += len(fetched)
-            # After the close they go back whole, latest first, so that their order is kept.
-            for held in reversed(fetched) if self._closing else fetched:
-                self._start(held, loop)
         if not wanted:
             return
         if not self._ready.is_set():
@@ -357,7 +371,7 @@ class Pump:
     # -- a job ---------------------------------------------------------------------------------------------------------
 
     def _start(self, held: Held, loop: asyncio.AbstractEventLoop) -> None:
-        if self._closing:  # it answers a fetch that was under way when we closed
+        if self._closing and held.hold is Hold.RUNNING:  # it answers a fetch that was under way when we closed
             self._end(held, GivenBack(held.job.id, held.token, started=False))
             return
         task = loop.create_task(self._one(held))
