@@ -185,8 +185,8 @@ class Hub:
     """
 
     def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self.users = 0
+        self.loop: asyncio.AbstractEventLoop = loop
+        self.users: int = 0
         self._connection = connection
         self._target = connection._target
         self._joining = asyncio.Lock()

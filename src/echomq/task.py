@@ -53,7 +53,7 @@ class Task(Generic[P, R]):
         self.function = function
         self.name = name
         self.queue = queue
-        self.timeout = None if timeout is None else to_seconds(timeout, "timeout", least=0.001)
+        self.timeout: float | None = None if timeout is None else to_seconds(timeout, "timeout", least=0.001)
         self.pass_job = pass_job
         self._options = options
         JobSpec(name, **options)  # wrong options are refused where they are written

@@ -124,7 +124,7 @@ class Worker:
                 raise InvalidOption(
                     f"{option}={value!r}: must be a Keep, such as Keep(count=1000), Keep.ALL or Keep.NONE"
                 )
-        self.name = worker_name() if name is None else _checked_name(name)
+        self.name: str = worker_name() if name is None else _checked_name(name)
         self._plan = Plan(
             name=self.name,
             concurrency=check_whole(concurrency, "concurrency", least=1, most=100_000),

@@ -443,8 +443,8 @@ class StoredJob:
     __slots__ = ("fields", "id")
 
     def __init__(self, job_id: str, fields: dict[bytes, bytes]) -> None:
-        self.id = job_id
-        self.fields = fields
+        self.id: str = job_id
+        self.fields: dict[bytes, bytes] = fields
 
     @classmethod
     def from_reply(cls, job_id: bytes, flat: list[bytes]) -> StoredJob:

@@ -69,7 +69,7 @@ class Line:
     """
 
     def __init__(self, hub: Hub, keys: QueueKeys) -> None:
-        self.loop = hub.loop
+        self.loop: asyncio.AbstractEventLoop = hub.loop
         self.hub = hub
         self.keys = keys
         self._lane: Lane | None = None
