@@ -36,7 +36,7 @@ def _plain_scalar(value: Any) -> Any:
     """Subclasses of text and numbers, which msgspec leaves to us."""
     if isinstance(value, str):
         return str.__str__(value)
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, bool):  # which may only be a key
         return int.__int__(value)
     if isinstance(value, float):
         return float.__float__(value)
@@ -72,6 +72,9 @@ def encode_json(value: Any, root: str) -> bytes:
     return text
 
 
+_DEEPEST: Final = 1_000
+
+
 def _builtins(value: Any) -> Any:
     return msgspec.to_builtins(value, str_keys=True, enc_hook=_plain_scalar)
 
@@ -87,7 +90,7 @@ def _explained(value: Any, root: str, error: Exception) -> EncodingError:
 
 
 def _first_fault(value: Any, root: str) -> EncodingError | None:
-    # Not recursive, because the fault may be that it is too deep.
+    # Not recursive, and not deeper than what can be written at all, because the fault may be that it is too deep.
     above: list[int] = []
     stack: list[Iterator[tuple[str, Any]]] = [iter([(root, value)])]
     while stack:
@@ -96,7 +99,7 @@ def _first_fault(value: Any, root: str) -> EncodingError | None:
             if fault is not None:
                 return fault
             inside = _parts(item, path)
-            if inside is not None:
+            if inside is not None and len(above) < _DEEPEST:
                 above.append(id(item))
                 stack.append(inside)
                 break
