@@ -7,11 +7,12 @@ link, shared by all queues and workers that were given this ``Connection``; and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from typing import Any, Final, Protocol, Self, TypeVar
 from urllib.parse import parse_qsl, urlsplit
@@ -134,8 +135,8 @@ class Connection:
         for hub in hubs:
             if hub.loop is asyncio.get_running_loop():
                 await hub.close()
-            elif not hub.loop.is_closed():
-                asyncio.run_coroutine_threadsafe(hub.close(), hub.loop)
+            else:
+                run_elsewhere(hub.loop, hub.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -164,6 +165,12 @@ class Connection:
         with self._guard:
             if self._hubs.get(hub.loop) is hub:
                 del self._hubs[hub.loop]
+
+
+def run_elsewhere(loop: asyncio.AbstractEventLoop, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Has the event loop of another thread close what is its own, unless it has ended."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(lambda: loop.create_task(close(), name="echomq close"))
 
 
 class Part(Protocol):

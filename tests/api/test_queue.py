@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 
@@ -326,37 +327,34 @@ async def test_a_closed_connection_is_of_no_use(url: str) -> None:
     await queue.close()
 
 
+async def _add_to(queue: Queue) -> str:
+    return (await queue.add("enroll")).id
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_queue_serves_one_event_loop_after_the_other(url: str) -> None:
-    async def add() -> str:
-        return (await queue.add("enroll")).id
-
     queue = Queue("enrollments", connection=url)
-    assert [asyncio.run(add()) for _ in range(3)] == ["1", "2", "3"]
-    del queue, add
+    assert [asyncio.run(_add_to(queue)) for _ in range(3)] == ["1", "2", "3"]
+    del queue
     gc.collect()  # nobody closed it, so the sockets are those of loops that have ended
 
 
-async def test_a_queue_serves_several_event_loops_at_once(url: str) -> None:
+async def test_a_queue_serves_several_event_loops_at_once(url: str, server: Server) -> None:
     may_end = threading.Event()
 
-    async def add() -> str:
-        job = await queue.add("enroll")
+    async def add_and_stay(queue: Queue) -> str:
+        job_id = await _add_to(queue)
         await asyncio.to_thread(may_end.wait)
-        await asyncio.gather(*(task for task in asyncio.all_tasks() if task.get_name() == "echomq close"))
-        return job.id
+        return job_id
 
     async with Queue("enrollments", connection=url) as queue:
-        await queue.add("here")
-        others = [asyncio.create_task(asyncio.to_thread(asyncio.run, add())) for _ in range(3)]
-        await wait_until(lambda: _waiting(queue, 4))
-        await queue.add("here")
+        await queue.add("enroll")
+        others = [asyncio.create_task(asyncio.to_thread(asyncio.run, add_and_stay(queue))) for _ in range(3)]
+        await wait_until(lambda: server.cli("LLEN", "emq:{enrollments}:wait") == 4)
+        await queue.add("enroll")
+    await wait_until(lambda: server.clients() == [], what="every loop has closed what was its own")
     may_end.set()
     assert sorted(await asyncio.gather(*others)) == ["2", "3", "4"]
-
-
-async def _waiting(queue: Queue, number: int) -> bool:
-    return await queue.counts("waiting") == {"waiting": number}
 
 
 async def test_the_settings_of_a_redis_client_can_be_used(server: Server) -> None:
@@ -417,10 +415,18 @@ async def test_an_embedded_server_is_joined_at_the_first_use_and_left_at_the_end
         await queue.add("enroll")
         async with Queue("enrollments", connection="embedded://portal") as other:
             assert await other.counts("waiting") == {"waiting": 1}
-    pid = tmp_path / "portal" / "server"
+    await wait_until(lambda: not _servers_in(tmp_path), what="the server has been left by its last user, and ends")
     async with Queue("enrollments", connection="embedded://portal") as queue:
-        assert await queue.counts("waiting") == {"waiting": 1}  # it stays
-    assert pid.exists()
+        assert await queue.counts("waiting") == {"waiting": 1}  # its data stay
+    await wait_until(lambda: not _servers_in(tmp_path))
+
+
+def _servers_in(folder: Path) -> list[psutil.Process]:
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if str(folder) in " ".join(process.info["cmdline"] or [])
+    ]
 
 
 async def test_a_server_in_memory_is_shared_within_the_process() -> None:

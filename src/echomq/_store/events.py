@@ -94,16 +94,18 @@ class _Stream:
     Attributes:
         position: the id up to which it was read; None until a place in it was taken.
         before: the position before the last read, until it is certain that nothing is missing between the two.
+        known: the position before the connection was lost.
         to_check: ids of jobs to be asked about.
     """
 
-    __slots__ = ("before", "key", "keys", "position", "to_check", "waiters")
+    __slots__ = ("before", "key", "keys", "known", "position", "to_check", "waiters")
 
     def __init__(self, keys: QueueKeys) -> None:
         self.keys = keys
         self.key = keys.key("events").encode()
         self.position: bytes | None = None
         self.before: bytes | None = None
+        self.known: bytes | None = None
         self.waiters: dict[bytes, list[_Waiter]] = {}
         self.to_check: dict[bytes, None] = {}
 
@@ -207,7 +209,7 @@ class Results:
                         self._check_everything()
                     if self._waiting:
                         self._dispatch(await self._blocking_read(link))
-                    pause, refused = _FIRST_PAUSE, False
+                    pause, refused, self._newcomers = _FIRST_PAUSE, False, False
                 except (ServerUnavailable, ConnectionLost) as trouble:
                     if self._newcomers:
                         self._newcomers = False
@@ -222,8 +224,7 @@ class Results:
                     refused = True
                     self._rejoin()  # finds out which stream it is, if it is one
         except Exception as error:
-            _log.exception("waiting for results failed")
-            self._fail_all(ServerError(f"waiting for results failed: {error!r}", code="ERR"))
+            self._fail_unexpectedly(error)
         finally:
             self._reading = None
             if not self._waiting:
@@ -237,10 +238,14 @@ class Results:
             await self._link.connect()
         return self._link
 
+    def _fail_unexpectedly(self, error: Exception) -> None:
+        _log.error("waiting for results failed", exc_info=error)
+        self._fail_all(ServerError(f"waiting for results failed: {error!r}", code="ERR"))
+
     def _rejoin(self) -> None:
         for stream in self._streams.values():
-            stream.before = stream.position if stream.before is None else stream.before
-            stream.position = None
+            if stream.position is not None:
+                stream.known, stream.before, stream.position = stream.position, None, None
 
     async def _join(self, link: Link, streams: Sequence[_Stream]) -> None:
         """Takes a place in streams, then has their jobs asked about."""
@@ -256,9 +261,8 @@ class Results:
             last = _first_id(reply)
             # After a lost connection: on from where we were, unless the stream now ends before that (it was deleted, or
             # the server is another one now).
-            known = stream.before
+            known = stream.known
             stream.position = known if known is not None and _number(known) <= _number(last) else last
-            stream.before = None
             stream.check_all()
         for stream in [stream for stream in streams if stream.position is None]:
             del self._streams[stream.key]
@@ -342,6 +346,8 @@ class Results:
                     job_ids = [job_id for job_id in job_ids if job_id in stream.waiters]
                     if job_ids:
                         await self._ask_about(stream, job_ids)
+        except Exception as error:
+            self._fail_unexpectedly(error)
         finally:
             self._checking = None
 

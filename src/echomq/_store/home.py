@@ -7,7 +7,7 @@ import threading
 
 from echomq._store.keys import QueueKeys
 from echomq._store.line import Line
-from echomq.connection import Connection
+from echomq.connection import Connection, run_elsewhere
 
 
 class Home:
@@ -51,8 +51,8 @@ class Home:
             lines, self._lines, self._line = list(self._lines.values()), {}, None
         here = asyncio.get_running_loop()
         for line in lines:
-            if line.loop is not here and not line.loop.is_closed():
-                asyncio.run_coroutine_threadsafe(line.close(), line.loop)
+            if line.loop is not here:
+                run_elsewhere(line.loop, line.close)
         for line in lines:
             if line.loop is here:
                 await line.close()
