@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import signal
@@ -100,8 +101,6 @@ class Runs:
         self.ended: list[str] = []
 
     async def __call__(self, job: Job[Any]) -> str:
-        import asyncio
-
         self.started.append((job.id, job.attempts_started, time.monotonic()))
         seconds = job.data.get("seconds", self.seconds)
         if seconds:
@@ -157,9 +156,9 @@ def assert_sound(
         for job_id in places:
             hash_ = client.hgetall(BASE + job_id)
             assert hash_, f"job {job_id} has no hash"
-            assert int(hash_.get(b"ats", 0)) <= starts, f"job {job_id}: {hash_}"  # type: ignore[union-attr]
-            assert int(hash_.get(b"stc", 0)) <= stalls, f"job {job_id}: {hash_}"  # type: ignore[union-attr]
-        locks = [key for key in client.scan_iter(BASE + "*:lock")]
+            assert int(hash_.get(b"ats", 0)) <= starts, f"job {job_id}: {hash_}"
+            assert int(hash_.get(b"stc", 0)) <= stalls, f"job {job_id}: {hash_}"
+        locks = list(client.scan_iter(BASE + "*:lock"))
         assert not locks, f"locks are left: {locks}"
         assert client.llen(BASE + "active") == 0
         said = events(client)

@@ -251,14 +251,18 @@ class Crew:
             self._outage = False
             logger.warning("queue %s: the server answers again", self._keys.queue)
 
-    async def _settle_locks(self) -> None:
-        """Renews what is still ours, and stops what is another's. Tries until the server answers."""
+    async def _settle_locks(self) -> list[Held]:
+        """Renews what is still ours, takes again what is nobody's, and stops and returns what is another's.
+
+        It tries until the server answers.
+        """
         pause = _FIRST_PAUSE
         while (settled := await self._try_to_settle()) is None:
             await asyncio.sleep(pause * (0.5 + random.random()))
             pause = min(pause * 2, _LONGEST_PAUSE)
         for one in settled:
             self._lost(one, True)
+        return settled
 
     async def _try_to_settle(self) -> list[Held] | None:
         """The jobs that are lost, or None if the server cannot say yet."""

@@ -61,7 +61,7 @@ class Pump:
         run: runs one job and says its outcome.
         settle: called after trouble with the connection, before anything is sent again; returns when the server is back and
             our locks are settled.
-        confirm: settles our locks, without trouble.
+        confirm: settles our locks, without trouble; returns the jobs that are lost.
         fresh_for: seconds after which the answer to a fetch must be confirmed before its jobs are run.
         failed_to_complete: the outcome of a job that returned but must not complete, because of its children.
         without_result: the outcome of a job whose own cannot be sent, with the reason; None if there is no other.
@@ -80,7 +80,7 @@ class Pump:
         metrics_points: int,
         run: Callable[[Held], Coroutine[Any, Any, Outcome | None]],
         settle: Callable[[Exception], Coroutine[Any, Any, None]],
-        confirm: Callable[[], Coroutine[Any, Any, None]],
+        confirm: Callable[[], Coroutine[Any, Any, list[Held]]],
         fresh_for: float,
         failed_to_complete: Callable[[Held, str], Outcome],
         without_result: Callable[[Held, Outcome, str], Outcome | None],
@@ -229,7 +229,7 @@ class Pump:
                     turn = await self._call(lane, [outcome for _, outcome in outcomes], count)
                 finally:
                     self._fetching -= count
-                self._stored(outcomes, turn)
+                await self._stored(outcomes, turn)
                 await self._take_in(turn, before)
                 self._fetched(turn, count)
             except EchoMQError as error:
@@ -274,13 +274,30 @@ class Pump:
             return True
         return self._stop_when_empty and self._drained and asyncio.get_running_loop().time() >= self._held_until
 
-    def _stored(self, outcomes: list[tuple[Held, Outcome]], turn: Turn) -> None:
+    async def _stored(self, outcomes: list[tuple[Held, Outcome]], turn: Turn) -> None:
+        late = []
         for (held, outcome), code in zip(outcomes, turn.codes, strict=True):
+            if code == codes.LOCK_GONE:
+                late.append((held, outcome))
+                continue
             self._in_call.pop(held.job.id + held.token, None)
             if isinstance(code, int) and code >= 0:
                 self._table.drop(held)
             else:
                 self._not_stored(held, outcome, code)
+        if late:
+            await self._store_late(late)
+
+    async def _store_late(self, late: list[tuple[Held, Outcome]]) -> None:
+        """Locks have expired, in an outage or while we stood still. What nobody else has taken is taken again, and stored."""
+        lost = await self._confirm()
+        ours = set(self._table.all()).difference(lost)
+        for held, outcome in late:
+            self._in_call.pop(held.job.id + held.token, None)
+            if held in ours:
+                self._ended.append((held, outcome))
+            else:
+                self._not_stored(held, outcome, codes.LOCK_GONE)
 
     def _not_stored(self, held: Held, outcome: Outcome, code: int | str) -> None:
         if isinstance(outcome, Completed) and code in (codes.PENDING_CHILDREN, codes.FAILED_CHILDREN):
