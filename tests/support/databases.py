@@ -37,18 +37,7 @@ def postgresql() -> Iterator[str]:
         _run(
             [*as_user, _postgres("initdb"), "-D", data, "-U", "echomq", "-A", "trust", "-E", "UTF8", "--locale=C", "-N"]
         )
-        command: list[str | Path] = [
-            _postgres("postgres"),
-            "-D",
-            data,
-            "-k",
-            folder,
-            "-h",
-            "",
-            "-F",
-            "-c",
-            "shared_buffers=16MB",
-        ]
+        command: list[str | Path] = [_postgres("postgres"), "-D", data, "-k", folder, "-h", "", "-F"]
 
         def look() -> None:
             psycopg.connect(host=str(folder), user="echomq", dbname="postgres").close()
@@ -62,9 +51,11 @@ def mariadb() -> Iterator[str]:
     """A MariaDB server; gives the path of its socket: user ``root``, database ``test``."""
     with _folder() as (folder, as_user):
         data, path = folder / "data", folder / "s"
-        _run([*as_user, "mariadb-install-db", "--no-defaults", f"--datadir={data}",
+        # A tmpdir of its own: a server that starts removes all temporary tables that it finds there, also another's.
+        private = ["--no-defaults", f"--datadir={data}", f"--tmpdir={folder}"]
+        _run([*as_user, "mariadb-install-db", *private,
               "--auth-root-authentication-method=normal", "--skip-name-resolve"])  # fmt: skip
-        command = ["mariadbd", "--no-defaults", f"--datadir={data}", f"--socket={path}", "--skip-networking",
+        command = ["mariadbd", *private, f"--socket={path}", "--skip-networking",
                    "--innodb-buffer-pool-size=16M", "--innodb-log-file-size=8M", "--innodb-flush-log-at-trx-commit=0",
                    f"--pid-file={folder / 'pid'}", "--innodb-lock-wait-timeout=20"]  # fmt: skip
 
@@ -75,7 +66,7 @@ def mariadb() -> Iterator[str]:
             connection.cursor().execute("CREATE DATABASE IF NOT EXISTS test")
             connection.close()
 
-        with _served(as_user, command, folder, look, OSError, signal.SIGTERM):
+        with _served(as_user, command, folder, look, (OSError, pymysql.OperationalError), signal.SIGTERM):
             yield str(path)
 
 
@@ -100,7 +91,7 @@ def _served(
     command: Sequence[str | Path],
     folder: Path,
     look: Callable[[], None],
-    refusal: type[Exception],
+    refusal: type[Exception] | tuple[type[Exception], ...],
     end: signal.Signals,
 ) -> Iterator[None]:
     log = folder / "log"
