@@ -99,7 +99,7 @@ class Pair:
     @asynccontextmanager
     async def worker(self, **options: Any) -> AsyncIterator[Worker]:
         """A worker of ours with the handlers of ``Runs``, ready, and stopped at the end of the block."""
-        given = {"lock_duration": 5, "stalled_interval": 1, **options}
+        given = {"lock_duration": 5, "stalled_interval": 1, "shutdown_timeout": 2, **options}
         worker = Worker(self.ours, self.runs, **given)
         async with worker:
             await worker.ready()

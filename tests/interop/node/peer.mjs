@@ -15,6 +15,7 @@ Module._resolveFilename = function (request, ...rest) {
 };
 const require = createRequire(import.meta.url);
 const { FlowProducer, Queue, QueueEvents, UnrecoverableError, DelayedError, Worker } = require(version);
+const { Redis } = require("ioredis");
 
 const connection = { path, maxRetriesPerRequest: null };
 const send = (line) => process.stdout.write(JSON.stringify(line) + "\n");
@@ -39,9 +40,12 @@ const queueOf = ({ prefix, queue }) => get("queue", prefix, queue, () => new Que
 const flowsOf = ({ prefix }) => get("flows", prefix, "", () => new FlowProducer({ connection, prefix }));
 
 async function eventsOf({ prefix, queue }) {
+  // From where the stream ends now: with its default it misses what happens before its first read is on the way.
+  const redis = new Redis({ path });
+  const [last] = await redis.xrevrange(`${prefix}:${queue}:events`, "+", "-", "COUNT", 1);
+  redis.disconnect();
   return get("events", prefix, queue, () => {
-    // From the stream's beginning: with its default it misses what happens before its first read is on the way.
-    const events = new QueueEvents(queue, { connection, prefix, lastEventId: "0-0" });
+    const events = new QueueEvents(queue, { connection, prefix, lastEventId: last ? last[0] : "0-0" });
     for (const name of EVENTS) {
       // `drained` comes with the id alone
       events.on(name, (args, id) => send({ news: "event", queue, event: name, ...(id ? { args, id } : { args: {}, id: args }) }));
