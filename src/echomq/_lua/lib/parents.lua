@@ -29,7 +29,7 @@ end
 function M.look(parent_key)
   local base, id = queue_keys.split(parent_key)
   if not base then
-    error("BROKEN " .. parent_key .. " must be the full key of a parent", 0)
+    return nil   -- no full key of a job, so no parent of anyone
   end
   local fields = check.fields(parent_key, "name", "priority", "delay")
   if not fields[1] and redis.call("EXISTS", parent_key) == 0 then

@@ -47,6 +47,9 @@ check.stream(events)
 check.set(stalled)
 check.set(suspects)
 check.counter(base .. "pc")
+if settings.paused then
+  check.list(paused)
+end
 local now, now_text = clock.read(clock_given)
 if step == 0 then
   redis.call("SET", check_at, now_text, "PX", interval_ms)

@@ -1,0 +1,422 @@
+"""A key of a wrong type or with unreadable content never tears a job: a script refuses, naming it, before it changes anything.
+
+Every script is run on a queue in which something of everything exists, once for each key and each thing that may stand there
+in its place. In a batch the job beside the broken key gets a text as its code, and the others are whole.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from tests.store.scripts import Outcome, Queue, T, completed, failed, job_args, retried, text
+from tests.support.server import Server
+
+DEFAULT_KIND: Any = os.environ.get("ECHOMQ_TEST_SERVER", "valkey")
+
+PARENT = "emq:{P}:pp"
+CALLS = "emqx:{q}:calls"
+
+Snapshot = dict[str, tuple[bytes, bool]]
+
+
+@pytest.fixture(scope="module")
+def world(shared_server: Callable[[Any], Server]) -> Iterator[World]:
+    """One queue in which something of everything exists, put back before each step."""
+    server = shared_server(DEFAULT_KIND)
+    server.flush()
+    with server.client() as client:
+        yield World(client)
+    server.flush()
+
+
+class World:
+    """The queue ``q`` with a parent in the queue ``P``, as it was at first, and what is done to it."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.queue = Queue(client, prefix="emq")
+        self.client = client
+        self.token = ""
+        self._build()
+        self.first = self.snapshot()
+
+    def _build(self) -> None:
+        queue = self.queue
+        queue.add_many([job_args(job_id=f"a{n}", priority=3 if n == 4 else 0) for n in range(1, 10)])
+        queue.add_many([job_args(job_id="repeat:sch:1764400000000")])
+        queue.fetch(20)
+        self.token = queue.token
+        queue.add_many(
+            [
+                *(job_args(job_id=f"old{n}") for n in range(4)),
+                *(job_args(job_id=f"w{n}") for n in range(3)),
+                job_args(job_id="p1", priority=3),
+                job_args(job_id="p2", priority=3),
+                job_args(job_id="due", delay=10),
+                job_args(job_id="due ranked", delay=10, priority=2),
+                job_args(job_id="later", delay=100_000),
+            ]
+        )
+        old = queue.fetch(4)
+        queue.finish(*(completed(job_id, queue.token) for job_id in old.ids[:2]),
+                     *(failed(job_id, queue.token, "bad") for job_id in old.ids[2:]), points=10)  # fmt: skip
+        queue.clock = T + 1000
+        command = queue.command
+        # a2: deduplicated, with a last one kept; a3: a child of pp in P; a5: without a lock, marked as stalled; the
+        # iteration of a scheduler; f1, c1: ended children of wc, which waits for a child w2.
+        command("HSET", "~a2", "deid", "D")
+        command("SET", "~de:D", "a2")
+        command("HSET", "~dn:D", "name", "next", "data", "{}", "opts", '{"priority":2}', "jid", "n1", "pk", PARENT, "pd", "{}",
+                "pdk", PARENT + ":dependencies")  # fmt: skip
+        command("HSET", "~a3", "parentKey", PARENT, "parent", '{"id":"pp","queueKey":"emq:{P}","fpof":true}')
+        command("DEL", "~a5:lock")
+        command("SADD", "~stalled", "a5", "a6")
+        command("SET", "~limiter", 2, "PX", 100_000)
+        command("HSET", "~meta", "max", 1000, "duration", 60_000, "concurrency", 1000)
+        command("HSET", "~repeat:sch", "name", "tick", "every", 1000, "ic", 1, "data", "{}")
+        command("ZADD", "~repeat", T, "sch")
+        command("HSET", "~repeat:sch:1764400000000", "rjk", "sch")
+        for job_id in ("wc", "k1", "k2", "k3"):
+            command(
+                "HSET",
+                "~" + job_id,
+                "name",
+                job_id,
+                "data",
+                "{}",
+                "opts",
+                "{}",
+                "timestamp",
+                T,
+                "delay",
+                0,
+                "priority",
+                0,
+            )
+        for job_id in ("k1", "k2", "k3"):
+            command("HSET", "~" + job_id, "parentKey", "emq:{q}:wc")
+        command("HSET", "~k1", "deid", "K")
+        command("SET", "~de:K", "k1")
+        command("HSET", "~dn:K", "name", "x")
+        command("ZADD", "~waiting-children", T, "wc")
+        command("SADD", "~wc:dependencies", "emq:{q}:k1")
+        command("HSET", "~wc:processed", "emq:{q}:k2", "1")
+        command("HSET", "~wc:failed", "emq:{q}:k3", "bad")
+        command("ZADD", "~wc:unsuccessful", T, "emq:{q}:k3")
+        command("LPUSH", "~wait", "k1")
+        for job_id, state in (("k2", "completed"), ("k3", "failed")):
+            command("ZADD", "~" + state, T, job_id)
+            command("HSET", "~" + job_id, "finishedOn", T)
+        parents = Queue(self.client, "P", prefix="emq")
+        parents.add_many(
+            [job_args(job_id="pp"), job_args(), job_args(priority=1), job_args(delay=10), job_args(), job_args()]
+        )
+        parents.command("LREM", "~wait", 0, "pp")
+        parents.command("ZADD", "~waiting-children", T, "pp")
+        parents.command("SADD", "~pp:dependencies", "emq:{q}:a3", "emq:{q}:else")
+        parents.command("HSET", "~pp:processed", "emq:{q}:done", "1")
+        parents.command("HSET", "~pp:failed", "emq:{q}:done", "1")
+        parents.command("ZADD", "~pp:unsuccessful", T, "emq:{q}:done")
+        parents.fetch()
+        parents.finish(failed("2", parents.token, "bad"))
+        parents.fetch()
+
+    def snapshot(self) -> Snapshot:
+        """Every key as the server keeps it, and whether it has an expiry."""
+        keys = sorted(text(self.client.execute_command("KEYS", "*")))
+        with self.client.pipeline(transaction=False) as pipe:
+            for key in keys:
+                pipe.execute_command("DUMP", key)
+                pipe.execute_command("PTTL", key)
+            replies = pipe.execute()
+        return {key: (replies[2 * at], replies[2 * at + 1] != -1) for at, key in enumerate(keys)}
+
+    def restore(self) -> None:
+        with self.client.pipeline(transaction=True) as pipe:
+            pipe.execute_command("FLUSHALL")
+            for key, (content, expires) in self.first.items():
+                pipe.execute_command("RESTORE", key, 100_000 if expires else 0, content)
+            pipe.execute()
+        self.queue.lane, self.queue.number = "step", 0
+
+    def places(self) -> dict[str, int]:
+        """In how many states of the queue each id stands that has a hash, or stands somewhere."""
+        keys: list[str] = text(self.client.execute_command("KEYS", "emq:{q}:*"))
+        lists, sets = (
+            ("wait", "paused", "active"),
+            ("prioritized", "delayed", "waiting-children", "completed", "failed"),
+        )
+        with self.client.pipeline(transaction=False) as pipe:
+            for name in lists:
+                pipe.execute_command("LRANGE", self.queue.base + name, 0, -1)
+            for name in sets:
+                pipe.execute_command("ZRANGE", self.queue.base + name, 0, -1)
+            for key in keys:
+                pipe.execute_command("HEXISTS", key, "timestamp")
+            replies = pipe.execute(raise_on_error=False)
+        found: dict[str, int] = {}
+        for key, is_job in zip(keys, replies[len(lists) + len(sets) :], strict=True):
+            if is_job == 1:
+                found[key.removeprefix(self.queue.base)] = 0
+        for ids in replies[: len(lists) + len(sets)]:
+            for job_id in text(ids) if isinstance(ids, list) else []:
+                found[job_id] = found.get(job_id, 0) + 1
+        return found
+
+
+Step = Callable[[World], Any]
+
+
+def finish_all(world: World) -> list[Any]:
+    token = world.token
+    return world.queue.finish(
+        completed("a1", token, rule="2;;"),
+        completed("a2", token),
+        failed("a3", token, "bad", rule="-1;1;", attempts=1),
+        retried("a4", token, "bad"),
+        retried("a6", token, "bad", 500),
+        Outcome("wait", "a7", token, "5000"),
+        Outcome("back", "a8", token, "1"),
+        completed("a9", token, rule="0;;"),
+        count=4,
+        points=10,
+    ).codes
+
+
+OPTS = '{"attempts":0,"repeat":{"every":1000,"count":2},"repeatJobKey":"sch"}'
+
+STEPS: dict[str, Step] = {
+    "addJobs": lambda world: world.queue.add_many(
+        [
+            job_args(),
+            job_args(delay=100),
+            job_args(priority=3),
+            job_args(lifo=True),
+            job_args(job_id="w1"),
+            job_args(job_id="x"),
+        ]
+    ),
+    "moveToActive": lambda world: world.queue.fetch(10),
+    "moveToFinished": finish_all,
+    "moveStalledJobsToWait": lambda world: world.queue.sweep(),
+    "moveStalledJobsToWait, confirm": lambda world: world.queue.sweep(confirm=10),
+    "extendLocks": lambda world: world.queue.extend(*((f"a{n}", world.token, 1) for n in range(1, 10))),
+    "releaseLock": lambda world: world.queue.run("releaseLock-1", world.token, keys={"lock": "emq:{q}:a1:lock"}),
+    "passMarkerOn": lambda world: world.queue.run("passMarkerOn-6"),
+    "pause": lambda world: world.queue.pause(),
+    "resume": lambda world: world.queue.resume(),
+    "remove": lambda world: world.queue.remove("wc"),
+    "remove, alone": lambda world: world.queue.remove("k1", children=False),
+    "advanceScheduler": lambda world: world.queue.run(
+        "advanceScheduler-15", "sch", "repeat:sch:1764400000000", "", "1000", "", 0, OPTS
+    ),
+    "getState": lambda world: world.queue.state("nope"),
+    "getJob": lambda world: world.queue.run("getJob-8", "w1"),
+    "getCounts": lambda world: world.queue.counts(
+        "waiting", "active", "delayed", "prioritized", "completed", "failed", "waiting-children"
+    ),
+    "isFinished": lambda world: world.queue.is_finished("w1", "old0", "old2", "a1"),
+}
+
+READS = {"getState", "getJob", "getCounts", "isFinished"}
+
+MAKE: dict[str, tuple[str | int, ...]] = {
+    "string": ("SET", "{}", "rubbish"),
+    "list": ("RPUSH", "{}", "rubbish"),
+    "set": ("SADD", "{}", "rubbish"),
+    "hash": ("HSET", "{}", "rubbish", "1"),
+    "zset": ("ZADD", "{}", 1, "rubbish"),
+    "stream": ("XADD", "{}", "*", "rubbish", "1"),
+}
+
+ABSENT = {
+    "emq:{q}:paused": "list",
+    "emq:{q}:wc:logs": "list",
+    "emq:{q}:stalled-check": "string",
+    "emqx:{q}:suspects": "set",
+}
+"""Keys that the first state has not, which a script may meet, and their types."""
+
+OVERWRITTEN = (":lock", ":pc", ":logs", ":dn:K")
+"""Keys that a transition replaces or deletes whatever stands there."""
+
+
+def is_job(key: str) -> bool:
+    suffix = key.rpartition("}:")[2]
+    return suffix in WITHOUT_PART or suffix.startswith("repeat:sch:")
+
+
+WITHOUT_PART = {"a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8", "a9", "w0", "w1", "w2", "p1", "p2", "due", "due ranked", "later",
+                "old0", "old1", "old2", "old3", "wc", "k1", "k2", "k3", "pp"}  # fmt: skip
+
+
+def check_step(
+    world: World, step: Step, what: str, *, broken: str, reads: bool = False, wrong_type: bool = False
+) -> str:
+    """Runs a step on the broken world and judges what it left. Says how it ended, for the counts."""
+    before, places = world.snapshot(), world.places()
+    try:
+        answer = step(world)
+    except redis.ResponseError as error:
+        message = str(error)
+        assert message.startswith("BROKEN "), f"{what}: {message}"
+        assert broken in message, f"{what}: {message}"
+        after = world.snapshot()
+        changed = [key for key in {*before, *after} if before.get(key) != after.get(key)]
+        assert changed == [], f"{what}: refused, but changed {changed}"
+        return "refused"
+    after = world.snapshot()
+    if reads:
+        assert after == before, what
+        return "read"
+    texts = (
+        [code for code in answer if isinstance(code, str) and code.startswith("BROKEN")]
+        if isinstance(answer, list)
+        else []
+    )
+    assert all(broken in code for code in texts), f"{what}: {texts}"
+    later = world.places()
+    for job_id, count in places.items():
+        if job_id in later and count == 1:
+            assert later[job_id] == 1, f"{what}: {job_id} stood in 1 state, now in {later[job_id]}"
+        assert later.get(job_id, 0) <= max(count, 1), f"{what}: {job_id} stands in {later.get(job_id)} states"
+    for job_id, count in later.items():
+        if job_id not in places:
+            assert count == 1, f"{what}: the new job {job_id} stands in {count} states"
+    if wrong_type and not broken.endswith(OVERWRITTEN) and not is_job(broken):
+        assert broken in after, f"{what}: it deleted what it could not read"
+    return "text" if texts else "done"
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["running", "paused"])
+def state(request: pytest.FixtureRequest, world: World) -> bool:
+    """Whether the queue is paused, with a list of version 5 beside it."""
+    paused: bool = request.param
+    return paused
+
+
+def begin(world: World, paused: bool) -> None:
+    world.restore()
+    if paused:
+        world.queue.command("HSET", "~meta", "paused", 1)
+        world.queue.command("RPOPLPUSH", "~wait", "~paused")
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_key_of_every_other_type(world: World, name: str, state: bool) -> None:
+    world.restore()
+    ends: dict[str, int] = {}
+    kinds = ["string", "zset"] if state else list(MAKE)
+    for key in [*world.first, *ABSENT]:
+        begin(world, state)
+        proper = ABSENT.get(key) or text(world.client.execute_command("TYPE", key))
+        for kind in kinds:
+            if kind == proper:
+                continue
+            begin(world, state)
+            world.client.execute_command("DEL", key)
+            world.client.execute_command(*(key if one == "{}" else one for one in MAKE[kind]))
+            what = f"{name} beside {key} as a {kind}"
+            end = check_step(world, STEPS[name], what, broken=key, reads=name in READS, wrong_type=True)
+            ends[end] = ends.get(end, 0) + 1
+    assert ends.get("refused", 0) + ends.get("text", 0) > 0 or name == "isFinished", ends
+
+
+@pytest.mark.parametrize("name", [one for one in STEPS if one not in READS])
+@pytest.mark.parametrize("content", ["rubbish", "1.5", "07", " 7", "", "99999999999999999999"])
+def test_counters_that_cannot_be_counted_on(world: World, name: str, content: str, state: bool) -> None:
+    for key in ("emq:{q}:id", "emq:{q}:pc", "emq:{q}:limiter", "emq:{P}:pc", "emq:{P}:id"):
+        begin(world, state)
+        world.client.execute_command("SET", key, content)
+        check_step(world, STEPS[name], f"{name} with {key} = {content!r}", broken=key)
+
+
+FIELDS = [
+    ("emq:{q}:meta", "concurrency"),
+    ("emq:{q}:meta", "max"),
+    ("emq:{q}:meta", "duration"),
+    ("emq:{q}:meta", "opts.maxLenEvents"),
+    ("emq:{P}:meta", "concurrency"),
+    ("emq:{P}:meta", "opts.maxLenEvents"),
+    ("emq:{q}:metrics:completed", "count"),
+    ("emq:{q}:metrics:completed", "prevTS"),
+    ("emq:{q}:metrics:failed", "prevCount"),
+    ("emq:{q}:a3", "parent"),
+    ("emq:{q}:a3", "parentKey"),
+    ("emq:{q}:a1", "atm"),
+    ("emq:{q}:a4", "priority"),
+    ("emq:{q}:a5", "stc"),
+    ("emq:{q}:a5", "priority"),
+    ("emq:{q}:due", "priority"),
+    ("emq:{q}:w0", "ats"),
+    ("emq:{q}:w0", "opts"),
+    ("emq:{q}:dn:D", "opts"),
+    ("emq:{q}:repeat:sch", "ic"),
+    ("emq:{q}:repeat:sch", "every"),
+    ("emq:{q}:repeat:sch", "offset"),
+    ("emq:{P}:pp", "priority"),
+    ("emq:{P}:pp", "delay"),
+    (CALLS, "step"),
+]
+
+
+@pytest.mark.parametrize("name", [one for one in STEPS if one not in READS])
+def test_fields_that_cannot_be_read(world: World, name: str, state: bool) -> None:
+    for key, field in FIELDS:
+        for content in (
+            "rubbish",
+            "{",
+            "nan",
+            "inf",
+            "-inf",
+            "-1",
+            "1.5",
+            "",
+            "1e300",
+            '{"priority":NaN,"delay":"x"}',
+            "5:6",
+        ):
+            begin(world, state)
+            world.client.execute_command("HSET", key, field, content)
+            check_step(world, STEPS[name], f"{name} with {key} {field} = {content!r}", broken=key)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_whole_it_is_done(world: World, name: str, state: bool) -> None:
+    begin(world, state)
+    assert check_step(world, STEPS[name], name, broken="nothing", reads=name in READS) in ("done", "read")
+
+
+def test_a_broken_parent_costs_one_job_of_the_batch_its_end(world: World) -> None:
+    world.restore()
+    world.client.execute_command("SET", "emq:{P}:wait2", "x")
+    world.client.execute_command("DEL", "emq:{P}:marker")
+    world.client.execute_command("SET", "emq:{P}:marker", "x")
+    codes = finish_all(world)
+    assert codes[2].startswith("BROKEN emq:{P}:marker must be a sorted set")
+    assert codes[:1] + codes[3:5] + codes[6:] == [0] * 5
+    assert world.queue.get("a3:lock") == world.token
+    assert "a3" in world.queue.get("active")
+
+
+def test_what_stands_in_place_of_a_waiting_job_is_put_into_failed(world: World) -> None:
+    world.restore()
+    world.queue.command("SET", "~w0", "no job")
+    taken = world.queue.fetch(10)
+    assert "w0" in taken.dropped
+    assert "w0" not in taken.ids
+    assert world.queue.state("w0") == "failed"
+    assert world.queue.is_finished("w0") == [[2, "the key of this job is not a hash"]]
+
+
+def test_an_id_without_a_job_is_dropped(world: World) -> None:
+    world.restore()
+    world.queue.command("DEL", "~w0", "~p1", "~due")
+    taken = world.queue.fetch(20)
+    assert sorted(taken.dropped) == ["p1", "w0"]
+    assert not {"w0", "p1", "due"} & {*taken.ids, *world.queue.get("active")}
+    assert [world.queue.state(job_id) for job_id in ("w0", "p1", "due")] == ["unknown"] * 3
