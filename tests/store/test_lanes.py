@@ -1,0 +1,210 @@
+"""Every call that changes something may be sent again: it is answered from its record, and done once (design section 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from echomq._lua.loader import scripts
+from tests.store.scripts import Outcome, Queue, T, completed, failed, job_args, retried, text
+from tests.support.server import Server
+
+pytestmark = pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
+
+
+@pytest.fixture
+def queue(server: Server) -> Iterator[Queue]:
+    with server.client() as client:
+        yield Queue(client)
+
+
+def everything(queue: Queue) -> dict[str, Any]:
+    """All keys, the lanes and the real expiries of the locks left out."""
+    return queue.dump()
+
+
+OPTS = '{"repeat":{"every":1000,"count":2},"repeatJobKey":"sch"}'
+
+
+def finish(queue: Queue, **call: Any) -> Any:
+    token = "prepare:1"
+    outcomes = [completed("1", token), failed("2", token, "bad"), retried("3", token, "bad"), retried("4", token, "x", 9),
+                Outcome("wait", "5", token), Outcome("back", "6", token, "1"), completed("7", "wrong")]  # fmt: skip
+    flat = [one for outcome in outcomes for one in outcome.args]
+    return queue.run("moveToFinished-14", 2, 30_000, "w", "", "", 10, len(outcomes), *flat, **call)
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "addJobs-11": lambda queue, **call: queue.run("addJobs-11", 2, *job_args(), *job_args(job_id="mine"), **call),
+    "moveToActive-11": lambda queue, **call: queue.run("moveToActive-11", 2, 30_000, "", "", "", **call),
+    "moveToFinished-14": finish,
+    "moveStalledJobsToWait-11": lambda queue, **call: queue.run("moveStalledJobsToWait-11", 30_000, 1, 0, 0, **call),
+    "pause-6": lambda queue, **call: queue.run("pause-6", **call),
+    "resume-8": lambda queue, **call: queue.run("resume-8", **call),
+    "remove-5": lambda queue, **call: queue.run("remove-5", "10", "1", **call),
+    "advanceScheduler-15": lambda queue, **call: queue.run(
+        "advanceScheduler-15", "sch", f"repeat:sch:{T}", "", "", "", 0, OPTS, **call
+    ),
+}
+
+
+def prepare(queue: Queue) -> None:
+    for _ in range(12):
+        queue.add()
+    queue.add(job_id=f"repeat:sch:{T}", lifo=True)
+    queue.command("HSET", "~repeat:sch", "name", "tick", "every", 1000, "ic", 1)
+    queue.command("ZADD", "~repeat", T, "sch")
+    queue.run("moveToActive-11", 9, 30_000, "", "", "", lane="prepare", number=1)
+    queue.command("DEL", "~8:lock")
+    queue.command("SADD", "~stalled", "8")
+
+
+def test_every_lane_script_is_tried_here() -> None:
+    assert set(CALLS) == {name for name, found in scripts().items() if found.lane}
+
+
+@pytest.fixture(autouse=True)
+def prepared(queue: Queue) -> None:
+    prepare(queue)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_same_call_again_is_answered_and_not_done(queue: Queue, name: str) -> None:
+    before = everything(queue)
+    first = CALLS[name](queue, lane="l", number=7)
+    after = everything(queue)
+    assert after != before
+    for resent in (True, False):
+        assert CALLS[name](queue, lane="l", number=7, resent=resent) == replayed(name, first)
+        assert everything(queue) == after
+    # The clock and the arguments of the copy do not matter: its number does.
+    queue.clock = T + 99_000
+    assert CALLS[name](queue, lane="l", number=7) == replayed(name, first)
+    assert everything(queue) == after
+
+
+def replayed(name: str, reply: list[Any]) -> list[Any]:
+    """What a repetition answers: the same, but a fetched job as its hash is then, so without a field twice."""
+    if name not in ("moveToActive-11", "moveToFinished-14"):
+        return reply
+    jobs: list[Any] = []
+    for at in range(6, len(reply), 2):
+        job = dict(zip(reply[at + 1][::2], reply[at + 1][1::2], strict=True))
+        if name == "moveToFinished-14":
+            job[b"pb"] = b"w"
+        jobs += [reply[at], Hash(job)]
+    return [*reply[:6], *jobs]
+
+
+class Hash(list[Any]):
+    """A flat hash that is equal to any other order of the same fields."""
+
+    def __init__(self, job: dict[bytes, bytes]) -> None:
+        super().__init__(one for pair in job.items() for one in pair)
+        self.job = job
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, list) and dict(zip(other[::2], other[1::2], strict=True)) == self.job
+
+    __hash__ = None
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_older_call_is_refused(queue: Queue, name: str) -> None:
+    queue.run("pause-6", lane="l", number=7)
+    queue.run("resume-8", lane="l", number=8)
+    before = queue.client.execute_command("DUMP", queue.keys.resolve("calls")), everything(queue)
+    with pytest.raises(redis.ResponseError, match=r"^STALE call 7 of a lane that is at 8"):
+        CALLS[name](queue, lane="l", number=7, resent=True)
+    assert (queue.client.execute_command("DUMP", queue.keys.resolve("calls")), everything(queue)) == before
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_repetition_whose_first_copy_never_arrived_is_done(queue: Queue, name: str) -> None:
+    before = everything(queue)
+    CALLS[name](queue, lane="l", number=7, resent=True)
+    assert everything(queue) != before
+
+
+def test_lanes_know_nothing_of_each_other(queue: Queue) -> None:
+    queue.run("addJobs-11", 1, *job_args(), lane="a", number=5)
+    queue.run("addJobs-11", 1, *job_args(), lane="b", number=1)
+    assert queue.get("id") == "15"
+
+
+def test_a_repeated_fetch_gives_what_is_still_locked_by_it(queue: Queue) -> None:
+    queue.run("moveToActive-11", 3, 30_000, "", "", "", lane="l", number=1)
+    queue.finish(completed("9", "l:1"))
+    queue.command("SET", "~10:lock", "another:1", "PX", 1000)
+    again = text(queue.run("moveToActive-11", 3, 30_000, "", "", "", lane="l", number=1, resent=True))
+    assert again[6::2] == ["11"]
+    # Its lock has expired, and nobody has started it since: its worker was away, and takes it again.
+    queue.command("DEL", "~11:lock")
+    again = text(queue.run("moveToActive-11", 3, 30_000, "", "", "", lane="l", number=1, resent=True))
+    assert again[6::2] == ["11"]
+    assert queue.get("11:lock") == "l:1"
+    assert queue.command("PTTL", "~11:lock") > 0
+    # Somebody has started it since, and lost its lock in turn.
+    queue.finish(Outcome("back", "11", "l:1"))
+    queue.clock = T + 1
+    queue.fetch()
+    assert "11" in queue.get("active")
+    queue.command("DEL", "~11:lock")
+    again = text(queue.run("moveToActive-11", 3, 30_000, "", "", "", lane="l", number=1, resent=True))
+    assert again[6:] == []
+
+
+def test_a_repeated_finish_gives_its_codes_and_jobs_again(queue: Queue) -> None:
+    first = text(finish(queue, lane="l", number=1))
+    again = text(finish(queue, lane="l", number=1, resent=True))
+    assert again[1] == first[1] == [0, 0, 0, 0, 0, 0, -6]
+    assert again[6::2] == first[6::2]
+    assert len(first[6::2]) == 2
+
+
+def test_the_look_of_an_idle_worker_leaves_no_record_but_a_repeated_one_does(queue: Queue, server: Server) -> None:
+    server.flush()
+    queue.run("moveToActive-11", 1, 30_000, "", "", "", lane="l", number=1)
+    assert queue.client.execute_command("DBSIZE") == 0
+    queue.run("moveToActive-11", 1, 30_000, "", "", "", lane="l", number=1, resent=True)
+    queue.add()
+    # The first copy comes late, long after its caller got the answer of the second: it must not take a job.
+    assert text(queue.run("moveToActive-11", 1, 30_000, "", "", "", lane="l", number=1))[6:] == []
+    assert queue.get("wait") == ["1"]
+
+
+def test_the_record_lives_for_an_hour_after_the_last_call(queue: Queue) -> None:
+    calls = queue.keys.resolve("calls")
+
+    def left_after(clock: int) -> int:
+        """Seconds of expiry after a call at this time, having had 100 before it."""
+        queue.client.execute_command("EXPIRE", calls, 100)
+        queue.clock = clock
+        queue.add()
+        return int(queue.client.execute_command("TTL", calls))
+
+    queue.add()
+    assert queue.client.execute_command("TTL", calls) > 3600
+    # A lane that calls every half minute renews it once in a while, not never.
+    found = [left_after(T + seconds * 1000) > 3600 for seconds in range(30, 330, 30)]
+    assert found == [False, False, True, False, False, True, False, False, True, False]
+
+
+def test_the_sweep_forgets_lanes_that_have_been_silent_for_an_hour(queue: Queue) -> None:
+    queue.run("addJobs-11", 1, *job_args(), lane="silent", number=5)
+    queue.clock = T + 3_500_000
+    queue.run("addJobs-11", 1, *job_args(), lane="fresh", number=5)
+    queue.clock = T + 3_700_000
+    queue.sweep(lane="sweeper", number=1)
+    lanes = {text(name) for name in queue.client.execute_command("HKEYS", queue.keys.resolve("calls"))}
+    assert lanes == {"fresh", "sweeper"}
+
+
+def test_a_broken_record_is_named(queue: Queue) -> None:
+    calls = queue.keys.resolve("calls")
+    queue.client.execute_command("HSET", calls, "l", "rubbish")
+    with pytest.raises(redis.ResponseError, match=f"^BROKEN {calls} has a record of lane l"):
+        queue.run("pause-6", lane="l", number=1)
