@@ -320,6 +320,47 @@ async def test_restarts_under_load_lose_and_double_nothing(make_server: Callable
     assert sorted(names(server)) == sorted(added)
 
 
+async def test_a_server_that_becomes_a_replica_is_waited_for(make_server: Callable[..., Server]) -> None:
+    server = make_server()
+    async with line_to(server.url, wait=20) as line:
+        await line.add((job("first"),))
+        server.cli("REPLICAOF", "127.0.0.1", "1")
+        asked = line.add((job("second"),))
+        await asyncio.wait([asked], timeout=0.3)
+        assert not asked.done()
+        server.cli("REPLICAOF", "NO", "ONE")
+        await asked
+    assert names(server) == ["first", "second"]
+
+
+async def test_whatever_is_cut_at_random_every_job_is_added_once(server: Server, proxy: Proxy) -> None:
+    choose = random.Random(11)
+    losses: list[Loss] = ["request", "reply", "hold"]
+    done = asyncio.Event()
+
+    async def lose() -> None:
+        while not done.is_set():
+            proxy.lose(choose.choice(losses), choose.choice([ADD, b"", needle("getCounts-8")]))
+            await asyncio.sleep(choose.random() / 20)
+            if choose.random() < 0.3:
+                proxy.release()
+
+    async def produce(line: Line, producer: int) -> None:
+        for number in range(20):
+            [added] = await line.add((job(f"{producer}.{number}"),))
+            assert added.new
+            await read.counts(line, ["waiting"])
+
+    async with line_to(proxy.url, wait=30, call_timeout=0.1) as line:
+        losing = asyncio.create_task(lose())
+        await asyncio.gather(*(produce(line, producer) for producer in range(10)))
+        done.set()
+        await losing
+        proxy.release()
+    assert proxy.lost > 5
+    assert sorted(names(server)) == sorted(f"{producer}.{number}" for producer in range(10) for number in range(20))
+
+
 # -- what the server refuses -------------------------------------------------------------------------------------------------
 
 

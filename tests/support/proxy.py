@@ -29,6 +29,7 @@ class Proxy:
         delay: seconds that each piece waits in each direction.
         black_hole: nothing is forwarded in either direction, and nothing is closed.
         seen: how many pieces with the needle of the latest loss have come from clients, lost ones included.
+        lost: how many have been lost in all.
 
     Example:
         >>> async with Proxy(server) as proxy, Queue("q", connection=proxy.url) as queue:
@@ -39,6 +40,7 @@ class Proxy:
     def __init__(self, server: Server) -> None:
         self.delay = 0.0
         self.seen = 0
+        self.lost = 0
         self._hole_closed = asyncio.Event()
         self._hole_closed.set()
         self._server = server
@@ -149,6 +151,7 @@ class Proxy:
         if self._times == 0:
             return None
         self._times -= 1
+        self.lost += 1
         return self._loss[0]
 
 

@@ -26,7 +26,7 @@ from echomq.errors import BrokenKey, ConnectionLost, EchoMQError, ServerError, S
 
 _BLOCK: Final = 10.0
 _COUNT: Final = 500
-_MOST_IDS: Final = 1000
+_MOST_IDS: Final = 500
 _MOST_EVENTS: Final = 20_000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 

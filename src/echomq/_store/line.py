@@ -206,7 +206,8 @@ class Line:
             return
         overdue = self.loop.time() - self.hub.wait
         while self._waiting and self._waiting[0].asked <= overdue:
-            _tell(self._waiting.popleft(), ServerUnavailable(str(error)), self.keys.queue)
+            behind = ServerUnavailable(f"the server has not answered for {self.hub.wait:g} s")
+            _tell(self._waiting.popleft(), behind, self.keys.queue)
 
 
 def _results(reply: Reply) -> list[Added]:
