@@ -90,6 +90,11 @@ class NodePeer:
         self._reader.start()
 
     @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
     def is_running(self) -> bool:
         """Whether its process is there."""
         return self._process.poll() is None
@@ -265,6 +270,10 @@ class NodeQueue:
 
     async def state(self, id: str) -> str:
         return str((await self.job(id))["state"])
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Any other method of Node's queue."""
+        return await self._do("call", method=method, args=args)
 
     async def retry(self, id: str, state: str = "failed") -> None:
         await self._do("retry", id=id, state=state)

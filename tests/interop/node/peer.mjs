@@ -197,6 +197,9 @@ const commands = {
     const job = await (await queueOf(given)).getJob(given.id);
     return job ? described(job) : null;
   },
+  // Any other method of the queue.
+  call: async (given) => (await queueOf(given))[given.method](...given.args),
+
   retry: async (given) => void (await (await jobOf(given)).retry(given.state)),
   remove: async (given) => void (await (await jobOf(given)).remove()),
   dependencies: async (given) => (await jobOf(given)).getDependencies(),
