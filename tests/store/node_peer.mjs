@@ -62,6 +62,7 @@ const operations = {
   },
   delay: async ({ id, until, token }) => (await Job.fromId(open.worker, id)).moveToDelayed(until, token),
   wait: async ({ id, token }) => (await Job.fromId(open.worker, id)).moveToWait(token),
+  retry: async ({ id, state }) => (await Job.fromId(open.queue, id)).retry(state),
   pause: async () => open.queue.pause(),
   resume: async () => open.queue.resume(),
   remove: async ({ id, children = true }) => open.queue.remove(id, { removeChildren: children }),

@@ -326,6 +326,16 @@ def both(peer: NodePeer, server: Server) -> Iterator[Callable[..., tuple[Any, Du
 Both = Callable[..., tuple[Any, Dump]]
 
 
+def test_a_new_queue_has_its_settings_and_nothing_else(peer: NodePeer, server: Server) -> None:
+    with server.client() as client:
+        peer("open", path=str(server.socket_path), prefix="bull", queue="q")
+        found = Queue(client).dump()
+        peer("close")
+    assert list(found) == ["bull:q:meta"]
+    assert found["bull:q:meta"].pop("version").startswith("bullmq:")
+    assert found["bull:q:meta"] == {"opts.maxLenEvents": "10000"}
+
+
 def test_add_of_every_kind(both: Both) -> None:
     def scenario(player: Player) -> list[Any]:
         return [
@@ -674,6 +684,36 @@ def test_flow_by_policy(both: Both, policy: str | None, first: str, parent: dict
                 player.fail("c2", "bad", numbers["c2"])
 
     both(scenario)
+
+
+def test_flow_whose_parent_fails_for_its_child(both: Both, peer: NodePeer) -> None:
+    if peer.version == "bullmq5":
+        return  # its manual fetch ends such a parent by itself
+
+    def scenario(player: Player) -> list[Any]:
+        player.node("flow", tree=family("pp", child("c1"), child("c2", failParentOnFailure=True), queue="q"))
+        numbers = {player.fetch(1): 1, player.fetch(2): 2}
+        player.fail("c2", "bad", numbers["c2"])
+        answers = [player.fetch(3), player.complete("pp", 1, 3)]
+        player.complete("c1", 1, numbers["c1"])
+        return [*answers, player.complete("pp", 1, 3), player.fail("pp", "child bull:q:c2 failed", 3)]
+
+    answers, found = both(scenario)
+    assert answers == ["pp", -4, -9, None]
+    assert found["bull:q:pp"]["failedReason"] == "child bull:q:c2 failed"
+    assert "defa" not in found["bull:q:pp"]
+
+
+def test_flow_whose_parent_waits_until_its_child_is_retried(both: Both) -> None:
+    def scenario(player: Player) -> list[Any]:
+        player.node("flow", tree=family("pp", child("c1"), queue="q"))
+        player.fetch(1)
+        answers: list[Any] = [player.fail("c1", "bad", 1), player.state("pp")]
+        player.node("retry", id="c1", state="failed")
+        return [*answers, player.fetch(2), player.complete("c1", 1, 2), player.fetch(3)]
+
+    answers, _ = both(scenario)
+    assert answers == [None, "waiting-children", "c1", None, "pp"]
 
 
 def test_flow_in_one_queue(both: Both) -> None:
