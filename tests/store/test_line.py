@@ -336,29 +336,30 @@ async def test_a_server_that_becomes_a_replica_is_waited_for(make_server: Callab
 async def test_whatever_is_cut_at_random_every_job_is_added_once(server: Server, proxy: Proxy) -> None:
     choose = random.Random(11)
     losses: list[Loss] = ["request", "reply", "hold"]
-    done = asyncio.Event()
+    added: list[str] = []
 
     async def lose() -> None:
-        while not done.is_set():
+        while proxy.lost < 30:
             proxy.lose(choose.choice(losses), choose.choice([ADD, b"", needle("getCounts-8")]))
-            await asyncio.sleep(choose.random() / 20)
+            await asyncio.sleep(choose.random() / 50)
             if choose.random() < 0.3:
                 proxy.release()
 
     async def produce(line: Line, producer: int) -> None:
-        for number in range(20):
-            [added] = await line.add((job(f"{producer}.{number}"),))
-            assert added.new
+        number = 0
+        while not losing.done():
+            name = f"{producer}.{number}"
+            [result] = await line.add((job(name),))
+            assert result.new
+            added.append(name)
             await read.counts(line, ["waiting"])
+            number += 1
 
     async with line_to(proxy.url, wait=30, call_timeout=0.1) as line:
         losing = asyncio.create_task(lose())
         await asyncio.gather(*(produce(line, producer) for producer in range(10)))
-        done.set()
-        await losing
         proxy.release()
-    assert proxy.lost > 5
-    assert sorted(names(server)) == sorted(f"{producer}.{number}" for producer in range(10) for number in range(20))
+    assert sorted(names(server)) == sorted(added)
 
 
 # -- what the server refuses -------------------------------------------------------------------------------------------------
