@@ -111,6 +111,11 @@ class World:
         for job_id, state in (("k2", "completed"), ("k3", "failed")):
             command("ZADD", "~" + state, T, job_id)
             command("HSET", "~" + job_id, "finishedOn", T)
+        # Two fetches whose answers are asked for once more: the lock of one has gone since.
+        queue.add_many([job_args(job_id=f"r{n}", lifo=True) for n in range(4)])
+        queue.fetch(2, lane="again", number=1)
+        queue.finish(count=2, lane="again too", number=1)
+        command("DEL", "~r2:lock", "~r1:lock")
         parents = Queue(self.client, "P", prefix="emq")
         parents.add_many(
             [job_args(job_id="pp"), job_args(), job_args(priority=1), job_args(delay=10), job_args(), job_args()]
@@ -202,6 +207,8 @@ STEPS: dict[str, Step] = {
     ),
     "moveToActive": lambda world: world.queue.fetch(10),
     "moveToFinished": finish_all,
+    "moveToActive, again": lambda world: world.queue.fetch(2, lane="again", number=1, resent=True),
+    "moveToFinished, again": lambda world: world.queue.finish(count=2, lane="again too", number=1, resent=True),
     "moveStalledJobsToWait": lambda world: world.queue.sweep(),
     "moveStalledJobsToWait, confirm": lambda world: world.queue.sweep(confirm=10),
     "extendLocks": lambda world: world.queue.extend(*((f"a{n}", world.token, 1) for n in range(1, 10))),
@@ -221,6 +228,9 @@ STEPS: dict[str, Step] = {
     ),
     "isFinished": lambda world: world.queue.is_finished("w1", "old0", "old2", "a1"),
 }
+
+REPLAYS = ("moveToActive, again", "moveToFinished, again")
+"""They pass over a job whose keys are broken, as over any that is theirs no more."""
 
 READS = {"getState", "getJob", "getCounts", "isFinished"}
 
@@ -250,8 +260,10 @@ def is_job(key: str) -> bool:
     return suffix in WITHOUT_PART or suffix.startswith("repeat:sch:")
 
 
-WITHOUT_PART = {"a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8", "a9", "w0", "w1", "w2", "p1", "p2", "due", "due ranked", "later",
-                "old0", "old1", "old2", "old3", "wc", "k1", "k2", "k3", "pp"}  # fmt: skip
+WITHOUT_PART = {
+    *(f"a{n}" for n in range(1, 10)), *(f"{kind}{n}" for kind in ("r", "w", "old") for n in range(4)),
+    "p1", "p2", "due", "due ranked", "later", "wc", "k1", "k2", "k3", "pp",
+}  # fmt: skip
 
 
 def check_step(
@@ -323,7 +335,7 @@ def test_every_key_of_every_other_type(world: World, name: str, state: bool) -> 
             what = f"{name} beside {key} as a {kind}"
             end = check_step(world, STEPS[name], what, broken=key, reads=name in READS, wrong_type=True)
             ends[end] = ends.get(end, 0) + 1
-    assert ends.get("refused", 0) + ends.get("text", 0) > 0 or name == "isFinished", ends
+    assert ends.get("refused", 0) + ends.get("text", 0) > 0 or name in ("isFinished", *REPLAYS), ends
 
 
 @pytest.mark.parametrize("name", [one for one in STEPS if one not in READS])

@@ -183,12 +183,22 @@ function M.run(q, settings, want, now, now_text, reply)
   return taken, flags, limited_ms, next_due, dropped
 end
 
---- Does what is kept of a fetch come back: the jobs whose lock still carries this call's token.
-function M.again(q, token, ids, reply)
+--- Gives what is kept of a fetch once more: the jobs that are still of this very fetch. Where the lock has expired meanwhile
+--- and nobody has started the job again, it is taken again: its worker has been away, not dead.
+function M.again(q, token, ids, reply, lock_ms)
   for _, id in ipairs(ids) do
-    if redis.call("GET", q.base .. id .. ":lock") == token then
+    local key = q.base .. id
+    local lock = redis.pcall("GET", key .. ":lock")
+    if not lock and redis.pcall("HGET", key, "processedOn") == reply[1]
+      and type(redis.pcall("LPOS", q.active, id)) == "number" then
+      redis.call("DEL", key .. ":lock")   -- first, so that a full memory does not refuse the rest
+      redis.call("SET", key .. ":lock", token, "PX", lock_ms)
+      lock = token
+    end
+    local hash = lock == token and redis.pcall("HGETALL", key)
+    if hash and not hash.err then
       reply[#reply + 1] = id
-      reply[#reply + 1] = redis.call("HGETALL", q.base .. id)
+      reply[#reply + 1] = hash
     end
   end
   return reply

@@ -34,7 +34,7 @@ if kept then
   for index = 7, #kept do
     ids[#ids + 1] = kept[index]
   end
-  return fetching.again(q, token, ids, reply)
+  return fetching.again(q, token, ids, reply, lock_ms)
 end
 
 local settings = queue_meta.read(meta)

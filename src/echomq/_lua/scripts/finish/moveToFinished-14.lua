@@ -47,7 +47,7 @@ if kept then
   for index = 7, #kept do
     ids[#ids + 1] = kept[index]
   end
-  return fetching.again(q, token, ids, reply)
+  return fetching.again(q, token, ids, reply, lock_ms)
 end
 
 -- Everything that may be wrong is found before the first write.
