@@ -29,12 +29,6 @@ def push(url: str, key: str, enrolments: Sequence[tuple[int, str]]) -> None:
         client.rpush(key, *(json.dumps(enrolment) for enrolment in enrolments))
 
 
-def remove(url: str, key: str) -> None:
-    """Removes the list."""
-    with redis.Redis.from_url(url) as client:
-        client.delete(key)
-
-
 def consume(url: str, key: str, database: Path) -> None:
     """Pops and enrols until the list stays empty. Says on standard output what it took, and when it is done with it."""
     seats = Seats(database)

@@ -92,7 +92,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _parse(row: dict[str, str]) -> tuple[int, str, int]:
-    if row.get(""):
+    if any(row.get("", "")):  # empty ones do no harm: spreadsheets write them
         raise ValueError("has more fields than the header has columns")
     course = row["course"].strip()
     if not course or len(course) > _LONGEST_COURSE or not course.isprintable():

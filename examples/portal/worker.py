@@ -11,6 +11,7 @@ import logging
 import random
 import signal
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,11 @@ MAX_STALLED_COUNT = 50
 
 CONCURRENCY = 5
 
+PACE = 0.014
+"""Seconds that the work beside the seat takes, on average."""
 
-async def work(queue: str, database: Path, journal: Journal) -> None:
+
+async def work(queue: str, database: Path, journal: Journal, pace: float) -> None:
     """Takes enrolments from the queue until it is cancelled."""
     app = EchoMQ()  # ECHOMQ_URL says where
     seats = Seats(database)
@@ -39,10 +43,12 @@ async def work(queue: str, database: Path, journal: Journal) -> None:
     @app.task(queue=queue, attempts=5, backoff=Backoff.fixed(0.5), pass_job=True)
     def enroll(job: Job[Any], learner: int, course: str) -> Answer:
         journal.started(job.id)
-        look_up_learner()
+        look_up_learner(pace)
         answer = seats.enroll(learner, course)
         journal.answered(job.id, answer)
-        write_welcome_letter()  # to die here is the nasty case: the seat is taken, and the queue has not heard of it
+        write_welcome_letter(
+            pace
+        )  # to die here is the nasty case: the seat is taken, and the queue has not heard of it
         journal.done(job.id)
         return answer
 
@@ -59,18 +65,18 @@ async def work(queue: str, database: Path, journal: Journal) -> None:
         await worker.run()
 
 
-def look_up_learner() -> None:
-    """Takes a few milliseconds, and now and then, when the registry is slow, a quarter of a second."""
-    time.sleep(0.25 if random.random() < 0.04 else random.uniform(0.002, 0.012))
+def look_up_learner(pace: float = PACE) -> None:
+    """Takes half of the time; now and then, when the registry is slow, a quarter of a second more."""
+    time.sleep(random.uniform(0, pace) + (0.25 if random.random() < 0.04 else 0))
 
 
-def write_welcome_letter() -> None:
-    """Takes a few milliseconds."""
-    time.sleep(random.uniform(0.002, 0.012))
+def write_welcome_letter(pace: float = PACE) -> None:
+    """Takes the other half."""
+    time.sleep(random.uniform(0, pace))
 
 
-async def _until_told(queue: str, database: Path, journal: Journal) -> None:
-    working = asyncio.create_task(work(queue, database, journal))
+async def _until_told(work: Coroutine[Any, Any, None]) -> None:
+    working = asyncio.create_task(work)
     for sign in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(sign, working.cancel)
     try:
@@ -85,12 +91,13 @@ def main() -> None:
     parser.add_argument("--queue", default="enrollments")
     parser.add_argument("--database", type=Path, required=True, help="made by Seats.create")
     parser.add_argument("--journal", type=Path, default=Path("/dev/null"), help="where to note each job")
+    parser.add_argument("--pace", type=float, default=PACE, help="seconds that an enrolment takes, on average")
     parser.add_argument("--leash", action="store_true", help="end when standard input, a pipe from the parent, ends")
     arguments = parser.parse_args()
     if arguments.leash:
         end_with_parent()
     logging.basicConfig(format="%(asctime)s %(process)d %(levelname)s %(message)s")
-    asyncio.run(_until_told(arguments.queue, arguments.database, Journal(arguments.journal)))
+    asyncio.run(_until_told(work(arguments.queue, arguments.database, Journal(arguments.journal), arguments.pace)))
 
 
 if __name__ == "__main__":

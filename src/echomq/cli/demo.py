@@ -36,12 +36,12 @@ def demo(
 ) -> None:
     """Enrol learners into courses while workers are killed and frozen, and audit what came of it.
 
-    Exit code 0: the audit is clean. 1: it is not. 2: the demo cannot start.
+    Exit code 0: the audit is clean. 1: it is not, or there was no getting to it. 2: the demo cannot start.
     """
     from echomq.cli._demo import example
 
     example.make_importable()
-    from echomq.cli._demo.play import Told, Wish, play, tell
+    from echomq.cli._demo.play import CannotStart, Told, Wish, play, tell
     from echomq.cli._demo.story import Story
     from echomq.errors import EchoMQError
     from portal.roster import RosterError
@@ -53,12 +53,12 @@ def demo(
             report = play(wish, story)
     except (RosterError, EchoMQError) as error:
         typer.echo(f"echomq demo: {error}", err=True)
-        raise typer.Exit(BAD_INPUT) from error
+        raise typer.Exit(BAD_INPUT if isinstance(error, RosterError | CannotStart) else 1) from error
     except Told as told:
         typer.echo(f"echomq demo: ended by {told}", err=True)
         raise typer.Exit(128 + told.signal) from None
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(report)))
     else:
-        tell(report, story)
+        tell(report, wish, story)
     raise typer.Exit(0 if report.clean else 1)

@@ -68,6 +68,7 @@ class Crew:
     Args:
         size: how many work at a time.
         url, queue, database: what they work on.
+        pace: seconds that an enrolment takes, on average.
         folder: for their journals, and the log of their standard errors.
         seats: the database, to see that nobody is frozen inside of a transaction.
         chance: chooses who is killed.
@@ -86,6 +87,7 @@ class Crew:
         url: str,
         queue: str,
         database: Path,
+        pace: float,
         folder: Path,
         seats: Seats,
         chance: random.Random,
@@ -93,7 +95,7 @@ class Crew:
     ) -> None:
         self._size = size
         self._url = url
-        self._arguments = ("--queue", queue, "--database", str(database))
+        self._arguments = ("--queue", queue, "--database", str(database), "--pace", str(pace))
         self._folder = folder
         self._errors = folder / "workers.log"
         self._seats = seats

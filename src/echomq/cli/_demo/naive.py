@@ -22,6 +22,12 @@ KILLS = 3
 """How often its consumer is killed while it holds an item."""
 
 
+_CRASHES = 30
+"""How often the consumer may end by itself, as it does while its server is away, before the demo gives up."""
+
+_AFTER_CRASH = 1.0
+
+
 class ConsumerCrash(EchoMQError):
     """The consumer ends by itself. The message has its last words."""
 
@@ -62,7 +68,8 @@ class NaiveQueue:
         kills = min(KILLS, len(self.enrolments))
         # In the middle of things: not at the very start, where the reader has not yet seen it work.
         self._kill_at = sorted(chance.sample(range(len(self.enrolments) // 5, len(self.enrolments)), kills))
-        self.taken = 0
+        self._taken = 0
+        self._crashes = 0
         self.done = 0
         self.kills = 0
         self.lost = 0
@@ -71,17 +78,19 @@ class NaiveQueue:
         """Works until the list is empty.
 
         Raises:
-            ConsumerCrash: the consumer ended, and nobody had killed it.
+            ConsumerCrash: the consumer ended again and again, and nobody had killed it.
         """
         seats = Seats.create(self._database, self._courses)
-        await asyncio.to_thread(naive.push, self._url, self._key, self.enrolments)
         try:
+            try:
+                await asyncio.to_thread(naive.push, self._url, self._key, self.enrolments)
+            except Exception as error:  # of another library, which this one does not know
+                raise ConsumerCrash(f"the list {self._key!r} cannot be filled: {error}") from error
             while not await self._one_life():
                 pass
             self.lost = seats.audit(self.enrolments).lost
         finally:
             seats.close()
-            await asyncio.to_thread(naive.remove, self._url, self._key)
 
     async def _one_life(self) -> bool:
         """From a consumer's start to its end. Whether the list is empty by then."""
@@ -111,13 +120,16 @@ class NaiveQueue:
                 holds = ""
                 continue
             holds = item
-            self.taken += 1
-            if not killed and self._kill_at and self.taken > self._kill_at[0]:
+            self._taken += 1
+            if not killed and self._kill_at and self._taken > self._kill_at[0]:
                 killed = True
                 send(process, signal.SIGKILL)  # what it still says, it said before it died
         if not killed:
-            raise ConsumerCrash(f"the list's consumer ended by itself: {last_words(self._errors)}")
-        if holds:
+            self._crashes += 1
+            if self._crashes > _CRASHES:
+                raise ConsumerCrash(f"the list's consumer ended by itself: {last_words(self._errors)}")
+            await asyncio.sleep(_AFTER_CRASH)
+        elif holds:
             self._kill_at.pop(0)
             self.kills += 1
             self._story.naive_killed(process.pid, holds)

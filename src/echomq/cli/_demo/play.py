@@ -28,16 +28,22 @@ from echomq.cli._demo.story import Story
 from echomq.errors import EchoMQError, ServerError
 from portal import make_roster, roster
 from portal.seats import Audit, Seats
-from portal.worker import CONCURRENCY, LOCK_DURATION, MAX_STALLED_COUNT, STALLED_INTERVAL
+from portal.worker import CONCURRENCY, LOCK_DURATION, MAX_STALLED_COUNT, PACE, STALLED_INTERVAL
 
 _PATIENCE = 60.0
 """Seconds without a job finished after which the demo ends, and its audit says what is missing."""
+
+_SHORTEST = 4.0
+"""Seconds that the workers should have work for."""
+
+_SLOWEST = 1.0
+"""Seconds that an enrolment takes, on average, at most."""
 
 _OUTAGE = 30.0
 """Seconds for which the demo goes on asking a server that is away."""
 
 
-class Hopeless(EchoMQError):
+class CannotStart(EchoMQError):
     """What was asked for cannot be done."""
 
 
@@ -130,8 +136,8 @@ def play(wish: Wish, story: Story) -> Report:
 
     Raises:
         RosterError: the roster cannot be used.
-        Hopeless: there are fewer rows than jobs.
-        EchoMQError: the server cannot be used.
+        CannotStart: there are fewer rows than jobs, or the server cannot be used.
+        EchoMQError: the server went away in the middle, and did not come back.
         WorkersCrash, ConsumerCrash: the demo's own processes end by themselves.
         Told: a signal ended it.
     """
@@ -147,14 +153,14 @@ def read_roster(wish: Wish) -> roster.Roster:
 
     Raises:
         RosterError: it cannot be used.
-        Hopeless: there are fewer rows than jobs.
+        CannotStart: there are fewer rows than jobs.
     """
     path = wish.input if wish.input is not None else example.folder() / "portal" / "roster.csv"
     asked = roster.read(path, wish.jobs)
     if wish.jobs is None or len(asked.enrolments) == wish.jobs:
         return asked
     if wish.input is not None:
-        raise Hopeless(
+        raise CannotStart(
             f"{wish.jobs} jobs: {path} has {len(asked.enrolments)} valid rows; ask for at most that many, or leave "
             "--jobs out to take them all"
         )
@@ -172,14 +178,13 @@ def _server(url: str | None, folder: Path) -> Iterator[str]:
         yield url
         return
     if url is not None:
-        Connection(url)  # says what is wrong with it
-        with embedded.join(urlsplit(url).netloc) as server:
+        with _join(_embedded_name(url)) as server:
             yield server.url
         return
     before = os.environ.get("ECHOMQ_HOME")
     os.environ["ECHOMQ_HOME"] = str(folder)
     try:
-        with embedded.join("demo") as server:
+        with _join("demo") as server:
             try:
                 yield server.url
             finally:
@@ -189,6 +194,21 @@ def _server(url: str | None, folder: Path) -> Iterator[str]:
             del os.environ["ECHOMQ_HOME"]
         else:
             os.environ["ECHOMQ_HOME"] = before
+
+
+def _embedded_name(url: str) -> str:
+    try:
+        Connection(url)  # says what is wrong with it
+    except EchoMQError as error:
+        raise CannotStart(str(error)) from error
+    return urlsplit(url).netloc
+
+
+def _join(name: str) -> embedded.EmbeddedServer:
+    try:
+        return embedded.join(name)
+    except EchoMQError as error:
+        raise CannotStart(str(error)) from error
 
 
 async def _until_told(demo: Play) -> Report:
@@ -221,6 +241,7 @@ class Play:
         self._jobs = len(asked.enrolments)
         # A name of its own, so that it meets nothing of the user's on the user's server.
         self._name = f"portal-demo-{os.urandom(4).hex()}"
+        self._list = f"{self._name}-list"
         self._seats = Seats.create(folder / "portal.db", asked.courses)
         self._chance = random.Random(wish.seed)
         self._crew = Crew(
@@ -228,6 +249,8 @@ class Play:
             url=url,
             queue=self._name,
             database=folder / "portal.db",
+            # A short roster is worked through slowly, so that there is somebody with jobs in hand to be killed.
+            pace=min(max(PACE, _SHORTEST * wish.workers * CONCURRENCY / self._jobs), _SLOWEST),
             folder=folder,
             seats=self._seats,
             chance=random.Random(self._chance.random()),
@@ -237,7 +260,7 @@ class Play:
             asked.enrolments,
             asked.courses,
             url=url,
-            key=f"{self._name}-list",
+            key=self._list,
             folder=folder,
             chance=random.Random(self._chance.random()),
             story=story,
@@ -251,8 +274,11 @@ class Play:
     async def run(self) -> Report:
         """From the first word with the server to the audit."""
         start = time.monotonic()
-        async with Queue(self._name, connection=Connection(self._url, wait=0)) as queue:
-            await queue.counts("completed")  # a server that cannot be used says so here, at once
+        try:
+            async with Queue(self._name, connection=Connection(self._url, wait=0)) as queue:
+                await queue.counts("completed")
+        except EchoMQError as error:
+            raise CannotStart(str(error)) from error
         async with Connection(self._url, wait=_OUTAGE) as connection, Queue(self._name, connection=connection) as queue:
             try:
                 await self._work(queue)
@@ -269,7 +295,7 @@ class Play:
         if self._wish.url is None:
             return  # the server goes, and its data with it
         try:
-            await remove_queue(self._url, self._name)
+            await remove(self._url, self._name, self._list)
         except EchoMQError as error:
             self._story.warn(f"the demo's queue {self._name!r} stays on the server: {error}")
 
@@ -298,12 +324,12 @@ class Play:
         self._story.say(
             f"[bold]{self._asked.rows:,} rows[/] of the roster; {self._jobs:,} valid ones become jobs of the queue "
             f"[bold]{self._name}[/]. {len(bad):,} are bad{escape(example_of_bad)}.\n"
-            f"[bold]{wish.workers} workers[/] take {CONCURRENCY} jobs at a time each "
+            f"[bold]{wish.workers} worker{'s' * (wish.workers > 1)}[/] with {CONCURRENCY} jobs at a time each "
             f"(lock_duration={LOCK_DURATION:g}, stalled_interval={STALLED_INTERVAL:g}, "
-            f"max_stalled_count={MAX_STALLED_COUNT}). {wish.kills} of them will be killed with jobs in hand, and one frozen.\n"
+            f"max_stalled_count={MAX_STALLED_COUNT}). {wish.kills} will be killed with jobs in hand and replaced, one frozen.\n"
             f"Beside them, {len(self._naive.enrolments)} enrolments go through a [bold]plain list[/] (RPUSH, BLPOP), whose "
             f"consumer will be killed as well.\n"
-            f"[dim]--seed {wish.seed} makes the same choices again.[/]"
+            f"[dim]--seed {wish.seed} makes the same choices again; the timing is the machine's.[/]"
         )
 
     async def _add(self, queue: Queue) -> None:
@@ -326,7 +352,7 @@ class Play:
         await self._crew.freeze(lambda: self._over)
 
     async def _reached(self, share: float) -> None:
-        while self._finished < share * self._jobs and not self._over:
+        while self._finished < int(share * self._jobs) and not self._over:
             await self._looked.wait()
 
     async def _watch(self, queue: Queue, others: list[asyncio.Task[None]]) -> None:
@@ -378,7 +404,7 @@ class Play:
         )
 
 
-def tell(report: Report, story: Story) -> None:
+def tell(report: Report, wish: Wish, story: Story) -> None:
     """Puts the report on the screen."""
     story.audit(
         {
@@ -392,11 +418,13 @@ def tell(report: Report, story: Story) -> None:
             "seats over limit": (report.over_limit, ""),
             "lost": (report.lost, report.naive_lost),
         },
-        list(_notes(report)),
+        list(_notes(report, wish.kills)),
     )
 
 
-def _notes(report: Report) -> Iterator[str]:
+def _notes(report: Report, wished: int) -> Iterator[str]:
+    if report.kills < wished:
+        yield f"The jobs ran out before {wished} workers were killed."
     if report.guarded:
         yield (
             f"{report.guarded} of the jobs that were delivered again had their seat already: their worker died after the "
@@ -416,11 +444,12 @@ def _notes(report: Report) -> Iterator[str]:
     )
 
 
-async def remove_queue(url: str, name: str) -> None:
-    """Removes every key of the demo's queue from the user's server, a few at a time."""
-    keys = QueueKeys.of(name)
+async def remove(url: str, queue: str, plain_list: str) -> None:
+    """Removes the demo's queue and its list from the user's server, some keys at a time."""
+    keys = QueueKeys.of(queue)
     link = Link(Settings.from_url(url))
     try:
+        await link.call("UNLINK", plain_list)
         for base in (keys.base, keys.own_base):
             cursor = b"0"
             while True:
