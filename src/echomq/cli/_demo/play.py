@@ -414,12 +414,16 @@ def tell(report: Report, wish: Wish, story: Story) -> None:
             "jobs finished": (report.finished, ""),
             "delivered again": (report.redelivered, "never"),
             "effects (LearnerEnrolled)": (report.effects, ""),
-            "duplicate effects": (report.duplicate_effects, ""),
-            "seats over limit": (report.over_limit, ""),
-            "lost": (report.lost, report.naive_lost),
+            "duplicate effects": (_fault(report.duplicate_effects), ""),
+            "seats over limit": (_fault(report.over_limit), ""),
+            "lost": (_fault(report.lost), _fault(report.naive_lost)),
         },
         list(_notes(report, wish.kills)),
     )
+
+
+def _fault(count: int) -> str:
+    return f"[bold red]{count:,}[/]" if count else "0"
 
 
 def _notes(report: Report, wished: int) -> Iterator[str]:
