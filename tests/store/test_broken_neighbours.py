@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 
+from echomq._lua.loader import scripts
 from tests.store.scripts import Outcome, Queue, T, completed, failed, job_args, retried, text
 from tests.support.server import Server
 
@@ -64,6 +65,11 @@ class World:
         old = queue.fetch(4)
         queue.finish(*(completed(job_id, queue.token) for job_id in old.ids[:2]),
                      *(failed(job_id, queue.token, "bad") for job_id in old.ids[2:]), points=10)  # fmt: skip
+        # Two fetches whose answers are asked for once more: a lock of each has gone since.
+        queue.add_many([job_args(job_id=f"r{n}", lifo=True) for n in range(4)])
+        queue.fetch(2, lane="again", number=1)
+        queue.finish(count=2, lane="again too", number=1)
+        queue.command("DEL", "~r2:lock", "~r1:lock")
         queue.clock = T + 1000
         command = queue.command
         # a2: deduplicated, with a last one kept; a3: a child of pp in P; a5: without a lock, marked as stalled; the
@@ -111,11 +117,6 @@ class World:
         for job_id, state in (("k2", "completed"), ("k3", "failed")):
             command("ZADD", "~" + state, T, job_id)
             command("HSET", "~" + job_id, "finishedOn", T)
-        # Two fetches whose answers are asked for once more: the lock of one has gone since.
-        queue.add_many([job_args(job_id=f"r{n}", lifo=True) for n in range(4)])
-        queue.fetch(2, lane="again", number=1)
-        queue.finish(count=2, lane="again too", number=1)
-        command("DEL", "~r2:lock", "~r1:lock")
         parents = Queue(self.client, "P", prefix="emq")
         parents.add_many(
             [job_args(job_id="pp"), job_args(), job_args(priority=1), job_args(delay=10), job_args(), job_args()]
@@ -232,6 +233,9 @@ STEPS: dict[str, Step] = {
 REPLAYS = ("moveToActive, again", "moveToFinished, again")
 """They pass over a job whose keys are broken, as over any that is theirs no more."""
 
+OTHERS = {"claimEffect", "finishEffect", "releaseEffect"}
+"""They know one key, which is no queue's."""
+
 READS = {"getState", "getJob", "getCounts", "isFinished"}
 
 MAKE: dict[str, tuple[str | int, ...]] = {
@@ -304,32 +308,27 @@ def check_step(
     return "text" if texts else "done"
 
 
-@pytest.fixture(autouse=True, params=[False, True], ids=["running", "paused"])
-def state(request: pytest.FixtureRequest, world: World) -> bool:
-    """Whether the queue is paused, with a list of version 5 beside it."""
-    paused: bool = request.param
-    return paused
-
-
-def begin(world: World, paused: bool) -> None:
+def begin(world: World, *, paused: bool = False) -> None:
+    """Puts the world back; ``paused``: with a list of version 5 beside ``wait``."""
     world.restore()
     if paused:
         world.queue.command("HSET", "~meta", "paused", 1)
         world.queue.command("RPOPLPUSH", "~wait", "~paused")
 
 
+@pytest.mark.parametrize("paused", [False, True], ids=["running", "paused"])
 @pytest.mark.parametrize("name", STEPS)
-def test_every_key_of_every_other_type(world: World, name: str, state: bool) -> None:
+def test_every_key_of_every_other_type(world: World, name: str, paused: bool) -> None:
     world.restore()
     ends: dict[str, int] = {}
-    kinds = ["string", "zset"] if state else list(MAKE)
+    kinds = ["string", "zset"] if paused else list(MAKE)
     for key in [*world.first, *ABSENT]:
-        begin(world, state)
+        begin(world, paused=paused)
         proper = ABSENT.get(key) or text(world.client.execute_command("TYPE", key))
         for kind in kinds:
             if kind == proper:
                 continue
-            begin(world, state)
+            begin(world, paused=paused)
             world.client.execute_command("DEL", key)
             world.client.execute_command(*(key if one == "{}" else one for one in MAKE[kind]))
             what = f"{name} beside {key} as a {kind}"
@@ -340,9 +339,9 @@ def test_every_key_of_every_other_type(world: World, name: str, state: bool) -> 
 
 @pytest.mark.parametrize("name", [one for one in STEPS if one not in READS])
 @pytest.mark.parametrize("content", ["rubbish", "1.5", "07", " 7", "", "99999999999999999999"])
-def test_counters_that_cannot_be_counted_on(world: World, name: str, content: str, state: bool) -> None:
+def test_counters_that_cannot_be_counted_on(world: World, name: str, content: str) -> None:
     for key in ("emq:{q}:id", "emq:{q}:pc", "emq:{q}:limiter", "emq:{P}:pc", "emq:{P}:id"):
-        begin(world, state)
+        begin(world)
         world.client.execute_command("SET", key, content)
         check_step(world, STEPS[name], f"{name} with {key} = {content!r}", broken=key)
 
@@ -377,7 +376,7 @@ FIELDS = [
 
 
 @pytest.mark.parametrize("name", [one for one in STEPS if one not in READS])
-def test_fields_that_cannot_be_read(world: World, name: str, state: bool) -> None:
+def test_fields_that_cannot_be_read(world: World, name: str) -> None:
     for key, field in FIELDS:
         for content in (
             "rubbish",
@@ -392,14 +391,20 @@ def test_fields_that_cannot_be_read(world: World, name: str, state: bool) -> Non
             '{"priority":NaN,"delay":"x"}',
             "5:6",
         ):
-            begin(world, state)
+            begin(world)
             world.client.execute_command("HSET", key, field, content)
             check_step(world, STEPS[name], f"{name} with {key} {field} = {content!r}", broken=key)
 
 
+def test_every_script_is_tried_here() -> None:
+    tried = {name.partition(",")[0] for name in STEPS}
+    assert tried | OTHERS == {name.rpartition("-")[0] for name in scripts()}
+
+
+@pytest.mark.parametrize("paused", [False, True], ids=["running", "paused"])
 @pytest.mark.parametrize("name", STEPS)
-def test_whole_it_is_done(world: World, name: str, state: bool) -> None:
-    begin(world, state)
+def test_whole_it_is_done(world: World, name: str, paused: bool) -> None:
+    begin(world, paused=paused)
     assert check_step(world, STEPS[name], name, broken="nothing", reads=name in READS) in ("done", "read")
 
 
