@@ -23,7 +23,7 @@ async def resume(line: Line) -> None:
 
 
 async def remove(line: Line, job_id: str, *, children: bool) -> None:
-    """Removes a job, and with it its children, some 200 a call.
+    """Removes a job, and with it its children, at most 150 a call.
 
     Raises:
         JobLocked: it or one of its children is being run.
