@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,15 +36,19 @@ class Reader:
 
     Attributes:
         started: how many handlers were called.
-        held: the jobs whose handlers were called and have not returned.
         answers: what the effect answered, by job.
     """
 
     path: Path
     started: int = 0
-    held: set[str] = field(default_factory=set)
     answers: dict[str, str] = field(default_factory=dict)
+    _calls: Counter[str] = field(default_factory=Counter)  # of handlers that have not returned: a job may have two
     _offset: int = 0
+
+    @property
+    def held(self) -> set[str]:
+        """The jobs whose handlers were called and have not returned."""
+        return set(self._calls)
 
     def refresh(self) -> list[str]:
         """Reads what was written since the last time, and gives the jobs started in it."""
@@ -60,10 +65,12 @@ class Reader:
             match line.split(" "):
                 case ["started", job_id]:
                     started.append(job_id)
-                    self.held.add(job_id)
+                    self._calls[job_id] += 1
                 case ["answered", job_id, answer]:
                     self.answers[job_id] = answer
                 case ["done", job_id]:
-                    self.held.discard(job_id)
+                    self._calls[job_id] -= 1
+                    if not self._calls[job_id]:
+                        del self._calls[job_id]
         self.started += len(started)
         return started

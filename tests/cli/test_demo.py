@@ -102,7 +102,10 @@ async def test_a_signal_stops_everything(server: Server, number: signal.Signals)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
-async def test_a_killed_demo_leaves_no_process_not_even_a_frozen_one() -> None:
+async def test_a_killed_demo_leaves_no_process_not_even_a_frozen_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # it cannot remove its folder any more
     with running("--jobs", "3000") as (process, children):
         assert any(child.status() == psutil.STATUS_STOPPED for child in children)
         process.kill()

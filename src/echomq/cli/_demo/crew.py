@@ -211,7 +211,7 @@ class Crew:
     def _lose(self, worker: Worker) -> int:
         """Takes down what the worker held when it stopped."""
         self._read(worker.journal)
-        held = set(worker.journal.held)
+        held = worker.journal.held
         if held:
             self._losses.append(Loss(worker, held, len(held), time.monotonic()))
         return len(held)

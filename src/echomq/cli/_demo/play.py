@@ -343,7 +343,7 @@ class Play:
         return self._given_up or self._finished >= self._jobs
 
     async def _kill(self) -> None:
-        for share in sorted(self._chance.uniform(0.05, 0.8) for _ in range(self._wish.kills)):
+        for share in sorted(self._chance.uniform(0.05, 0.7) for _ in range(self._wish.kills)):
             await self._reached(share)
             await self._crew.kill(lambda: self._over)
 
