@@ -77,9 +77,24 @@ async def test_an_event_without_a_result_leads_to_the_job(server: Server, line: 
     assert await task == Ending("completed", b"17")
 
 
-async def test_a_result_that_could_not_be_stored_is_looked_up(server: Server, line: Line) -> None:
+async def test_the_event_says_why_a_result_could_not_be_stored(server: Server, line: Line) -> None:
     [task] = await waiting(line)
-    complete(server, "1", "null", resultError="why")
+    complete(server, "1", "null", event=False)
+    server.cli(
+        "XADD",
+        EVENTS,
+        "*",
+        "event",
+        "completed",
+        "jobId",
+        "1",
+        "returnvalue",
+        "null",
+        "prev",
+        "active",
+        "resultError",
+        "why",
+    )
     assert await task == Ending("completed", b"null", "why")
 
 

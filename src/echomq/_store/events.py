@@ -316,8 +316,7 @@ class Results:
         waiters = stream.waiters.get(job_id)
         if waiters is None:
             return
-        # "null" may stand for a result that could not be stored; only the job itself says so.
-        if ending is not None and ending.value != b"null" and all(waiter.checked for waiter in waiters):
+        if ending is not None and all(waiter.checked for waiter in waiters):
             self._resolve(stream, job_id, ending)
             return
         for waiter in waiters:
@@ -416,7 +415,10 @@ def _event(entry: Any) -> tuple[bytes, bytes, Ending | None] | None:
     if job_id is None:
         return None
     if kind == b"completed":
-        return kind, job_id, Ending("completed", named.get(b"returnvalue", b"null"))
+        trouble = named.get(b"resultError")  # ours: the result could not be stored, and null stands in its place
+        why = None if trouble is None else trouble.decode("utf-8", "replace")
+        value = named.get(b"returnvalue")  # one that is left out stands in the job alone
+        return kind, job_id, None if value is None else Ending("completed", value, why)
     if kind == b"failed":
         return kind, job_id, Ending("failed", named.get(b"failedReason", b"null"))
     return kind, job_id, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from echomq import errors
 from echomq._store.codec import RunOptions, encode_json, keep_rule
@@ -14,6 +15,7 @@ from echomq.options import KEEP_COMPLETED, KEEP_FAILED, Keep, to_seconds
 
 MAX_TEXT = 64 * 1024
 DEFAULT_TRACES = 10
+_OURS = str(Path(__file__).parents[1])
 
 Delays = Callable[[RunOptions, int, BaseException], float | None]
 
@@ -117,8 +119,11 @@ def reason_of(error: BaseException) -> str:
 
 
 def trace_of(error: BaseException) -> str:
-    """The traceback as text, bounded."""
+    """The traceback as text, bounded, from the user's first line on: how we called it says nothing."""
+    start = error.__traceback__
+    while start is not None and start.tb_next is not None and start.tb_frame.f_code.co_filename.startswith(_OURS):
+        start = start.tb_next
     try:
-        return printable("".join(traceback.format_exception(error, limit=-50)))
+        return printable("".join(traceback.format_exception(type(error), error, start, limit=-50)))
     except BaseException:  # as above: hostile exceptions
         return reason_of(error)

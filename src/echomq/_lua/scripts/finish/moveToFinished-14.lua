@@ -96,7 +96,7 @@ local function rule_of(text)
 end
 
 --- Puts an ended job into its set, or removes it; then says so.
-local function store_end(target, set, job_id, key, rule, value_field, value, made, parent)
+local function store_end(target, set, job_id, key, rule, value_field, value, made, parent, fields)
   if rule.count == 0 then
     job_keys.delete(key)
     if parent and target == "failed" then
@@ -107,7 +107,12 @@ local function store_end(target, set, job_id, key, rule, value_field, value, mad
     redis.call("HSET", key, value_field, value, "finishedOn", now_text, "atm", made)
     used_rules[target][rule] = true
   end
-  redis.call("XADD", events, "*", "event", target, "jobId", job_id, value_field, value, "prev", "active")
+  if fields and fields[1] == "resultError" then   -- ours: who waits for the result is told why it is null
+    redis.call("XADD", events, "*", "event", target, "jobId", job_id, value_field, value, "prev", "active",
+      "resultError", fields[2])
+  else
+    redis.call("XADD", events, "*", "event", target, "jobId", job_id, value_field, value, "prev", "active")
+  end
   ended[target] = ended[target] + 1
 end
 
@@ -159,7 +164,7 @@ local function finish(kind, job_id, job_token, value, index, rule, fields, attem
     if parent then
       parents.child_completed(parent, key, value, now)
     end
-    store_end("completed", completed, job_id, key, rule, "returnvalue", value, place.whole(count_made), parent)
+    store_end("completed", completed, job_id, key, rule, "returnvalue", value, place.whole(count_made), parent, fields)
   else
     if parent then
       parents.child_failed(parent, policy, key, value, now, now_text)

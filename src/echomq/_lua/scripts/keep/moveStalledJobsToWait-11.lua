@@ -51,9 +51,9 @@ if settings.paused then
   check.list(paused)
 end
 local now, now_text = clock.read(clock_given)
+redis.call("XTRIM", events, "MAXLEN", "~", settings.max_events)   -- first, so that a full memory does not refuse the rest
 if step == 0 then
   redis.call("SET", check_at, now_text, "PX", interval_ms)
-  redis.call("XTRIM", events, "MAXLEN", "~", settings.max_events)
   local lanes = redis.call("HRANDFIELD", calls, "64", "WITHVALUES")
   for index = 1, #lanes, 2 do
     local used = tonumber(string.match(lanes[index + 1], "^%d+:(%d+):") or "")

@@ -54,6 +54,8 @@ if not body then
   error("BROKEN opts " .. opts .. " must be a JSON object", 0)
 end
 local now, now_text = clock.read(clock_given)
+-- First, so that a full memory does not refuse the rest: without its next iteration a schedule would end.
+redis.call("XTRIM", events, "MAXLEN", "~", settings.max_events)
 
 local function answer(code, next_id, time)
   return calls_kept.keep(calls, lane, number, now, now_text, { now_text, code, next_id or "", time or "" })
@@ -143,5 +145,4 @@ if new_job.put(q, next_id, now, delay, priority, false) == "delayed" then
 elseif not queue_meta.closed(settings, active) then
   place.mark(marker)
 end
-redis.call("XTRIM", events, "MAXLEN", "~", settings.max_events)
 return answer(1, next_id, time)
