@@ -18,6 +18,7 @@ from typing import Any
 import redis
 
 from echomq import Job, Queue
+from tests.support.audit import audit
 from tests.support.server import Server
 from tests.support.wait import wait_until
 
@@ -144,23 +145,18 @@ def assert_sound(
         starts, stalls: the most that any job may have (``ats`` and ``stc``).
     """
     with server.client() as client:
-        places: Counter[str] = Counter()
-        for name in ("wait", "active", "paused"):
-            places.update(item.decode() for item in client.lrange(BASE + name, 0, -1))  # type: ignore[union-attr]
-        for name in ("prioritized", "delayed", "completed", "failed", "waiting-children"):
-            places.update(item.decode() for item in client.zrange(BASE + name, 0, -1))  # type: ignore[union-attr]
-        twice = [job_id for job_id, count in places.items() if count > 1]
-        assert not twice, f"in two places: {twice}"
-        if jobs is not None:
-            assert len(places) == jobs, f"{len(places)} jobs are left of {jobs}: {sorted(places)[:20]}"
-        for job_id in places:
-            hash_ = client.hgetall(BASE + job_id)
-            assert hash_, f"job {job_id} has no hash"
-            assert int(hash_.get(b"ats", 0)) <= starts, f"job {job_id}: {hash_}"
-            assert int(hash_.get(b"stc", 0)) <= stalls, f"job {job_id}: {hash_}"
-        locks = list(client.scan_iter(BASE + "*:lock"))
-        assert not locks, f"locks are left: {locks}"
+        found = audit(client, "emq", QUEUE)
+        assert not found, "\n".join(found)
         assert client.llen(BASE + "active") == 0
+        ids: list[Any] = [*client.lrange(BASE + "wait", 0, -1)]
+        for name in ("prioritized", "delayed", "completed", "failed"):
+            ids += client.zrange(BASE + name, 0, -1)
+        hashes: dict[str, Any] = {job_id.decode(): client.hgetall(BASE + job_id.decode()) for job_id in ids}
+        if jobs is not None:
+            assert len(hashes) == jobs, f"{len(hashes)} jobs are left of {jobs}: {sorted(hashes)[:20]}"
+        for job_id, fields in hashes.items():
+            assert int(fields.get(b"ats", 0)) <= starts, f"job {job_id}: {fields}"
+            assert int(fields.get(b"stc", 0)) <= stalls, f"job {job_id}: {fields}"
         said = events(client)
         for job_id in ended:
             assert said["completed", job_id] + said["failed", job_id] == 1, f"job {job_id}: {said}"

@@ -13,7 +13,7 @@ import pytest
 
 from echomq import Connection, JobSpec, Queue, ServerError, ServerUnavailable, Worker
 from tests.chaos.rig import BASE, FAST, LOCK, QUEUE, Runs, assert_sound, completed
-from tests.support.proxy import Proxy
+from tests.support.proxy import Proxy, needle
 from tests.support.server import Server
 from tests.support.wait import wait_until
 
@@ -97,6 +97,20 @@ async def test_the_server_is_away_for_longer_than_a_lock(make_server: Callable[.
         await asyncio.to_thread(server.start)
         await completed(queue, 60)
     assert_sound(server, jobs=60, ended=runs.ended, starts=3, stalls=0)
+
+
+async def test_a_fetch_whose_answer_was_lost_is_not_held_against_its_jobs(server: Server) -> None:
+    """The reply of a fetch is lost, and the worker is cut off until the locks have expired."""
+    runs = Runs()
+    async with Queue(QUEUE, connection=server.url) as queue, Proxy(server) as proxy, workers(proxy.url, runs):
+        proxy.lose("reply", needle("moveToActive-11"))
+        await queue.add_bulk([JobSpec("work", {}) for _ in range(3)])
+        await wait_until(lambda: proxy.seen == 1)
+        await proxy.stop_listening()
+        await asyncio.sleep(1.2 * LOCK)
+        await proxy.listen()
+        await completed(queue, 3)
+    assert_sound(server, jobs=3, ended=["1", "2", "3"])
 
 
 async def test_twenty_restarts_in_a_row(make_server: Callable[..., Server]) -> None:
@@ -225,13 +239,14 @@ async def test_the_server_is_a_replica_for_a_while(kind: str, make_server: Calla
         await completed(queue, 1)
         await wait_until(lambda: any("bzpopmin" in line for line in server.clients()))
         server.cli("REPLICAOF", "127.0.0.1", "1")
-        with pytest.raises(ServerUnavailable, match="READONLY|replica"):
+        with pytest.raises(ServerUnavailable, match=r"READONLY|replica"):
             async with Queue(QUEUE, connection=Connection(server.url, wait=0)) as hasty:
                 await hasty.add("work", {})
-        adding = asyncio.create_task(queue.add_bulk([JobSpec("work", {}) for _ in range(100)]))
+        jobs = [JobSpec("work", {}) for _ in range(100)]
+        adding = asyncio.create_task(queue.add_bulk(jobs), name="adding")
         await asyncio.sleep(0.3)
         server.cli("REPLICAOF", "NO", "ONE")
-        await adding
+        assert len(await adding) == len(jobs)
         await wait_until(lambda: len(runs.ended) > 30)
         server.cli("REPLICAOF", "127.0.0.1", "1")
         await asyncio.sleep(0.3)
