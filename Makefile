@@ -39,8 +39,8 @@ test: $(DEV) $(PEERS) | test-commands ## Run the tests against real servers and 
 check: lint types layers lua surface ## Run every static check
 
 .PHONY: bench
-bench: $(DEV) $(PEERS) | test-commands ## Measure EchoMQ and its peers side by side
-	$(BIN)/python bench/run.py $(ARGS)
+bench: $(DEV) | bench-commands ## Measure EchoMQ and its peers side by side (ARGS=--quick: 4 minutes)
+	$(BIN)/python -m bench.run $(ARGS)
 
 .PHONY: lint
 lint: $(DEV) ## Check style, format and spelling
@@ -104,12 +104,15 @@ $(PYRIGHT): package-lock.json | check-commands
 	npm ci --ignore-scripts --loglevel=error
 	@touch $@
 
-.PHONY: test-commands check-commands
+.PHONY: test-commands bench-commands check-commands
 # Debian keeps PostgreSQL's programs beside PATH.
 test-commands:
 	@PATH="$$PATH:/usr/sbin:$$(echo /usr/lib/postgresql/*/bin | tr ' ' ':')" .ci/system-packages \
 		redis-server:redis-server node:nodejs npm:npm \
 		postgres:postgresql mariadbd:mariadb-server-core my_print_defaults:mariadb-client-core
+
+bench-commands:
+	@.ci/system-packages redis-server:redis-server node:nodejs npm:npm
 
 check-commands:
 	@.ci/system-packages luacheck:lua-check node:nodejs npm:npm
