@@ -169,15 +169,21 @@ async def _read(link: Link, read: Callable[[], Awaitable[Reply]], patience: Pati
 
 
 class Lane:
-    """One line of calls. The owner makes the next call when the last has returned, and does not cancel it."""
+    """One line of calls. The owner makes the next call when the last has returned; a cancelled one, it makes again."""
 
-    __slots__ = ("_keys", "_link", "_number", "id")
+    __slots__ = ("_again", "_keys", "_link", "_number", "id")
 
     def __init__(self, link: Link, keys: QueueKeys) -> None:
         self.id = secrets.token_urlsafe(9)
         self._link = link
         self._keys = keys
         self._number = 0
+        self._again = False
+
+    def step_back(self) -> None:
+        """The last call was cancelled, so its answer is unknown: the next one is to be the same call again."""
+        self._number -= 1
+        self._again = True
 
     @property
     def next_token(self) -> str:
@@ -195,8 +201,9 @@ class Lane:
         self._number += 1
         number = str(self._number)
         started = asyncio.get_running_loop().time()
+        resent, self._again = "1" if self._again else "", False
         try:
-            return await run_script(self._link, name, self._keys, (self.id, number, "", *args))
+            return await run_script(self._link, name, self._keys, (self.id, number, resent, *args))
         except (ConnectionLost, ServerUnavailable) as error:
             trouble: Exception = error
         tries = _Tries(patience, started)
@@ -204,7 +211,7 @@ class Lane:
             await tries.next(trouble)
             try:
                 await tries.reconnect(self._link)
-                resent = "1" if tries.sent else ""
+                resent = "1" if resent or tries.sent else ""
                 return await run_script(self._link, name, self._keys, (self.id, number, resent, *args))
             except (ConnectionLost, ServerUnavailable) as error:
                 trouble = error

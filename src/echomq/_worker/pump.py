@@ -12,7 +12,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, NamedTuple
 
 from echomq._clock import lasting
 from echomq._log import about, logger
@@ -49,6 +49,20 @@ class Gate(enum.Enum):
 
     OPEN = "open"
     SHUT = "shut"
+
+
+class _Ask(NamedTuple):
+    """What one call carries.
+
+    Attributes:
+        outcomes: to be stored.
+        wanted: how many jobs it asks for.
+        before: when it was first sent, on the lasting clock.
+    """
+
+    outcomes: list[tuple[Held, Outcome]]
+    wanted: int
+    before: float
 
 
 class Pump:
@@ -105,6 +119,7 @@ class Pump:
         self._ended: deque[tuple[Held, Outcome]] = deque()
         self._given_back: list[tuple[Held, Outcome]] | None = None  # gathered until all that stop have stopped
         self._in_call: dict[str, tuple[Held, Outcome]] = {}
+        self._unanswered: list[tuple[Lane, _Ask]] = []
         self._runs: set[asyncio.Task[None]] = set()
         self._fetching = 0
         self._running = 0
@@ -133,7 +148,8 @@ class Pump:
 
     def lane(self) -> Coroutine[Any, Any, None]:
         """One more lane, to take the place of one that has ended."""
-        return self._drive(Lane(self._link, self._keys))
+        lane, ask = self._unanswered.pop() if self._unanswered else (Lane(self._link, self._keys), None)
+        return self._drive(lane, ask)
 
     def stop_when_empty(self) -> None:
         """Ends the lanes once nothing waits and nothing runs here."""
@@ -211,53 +227,63 @@ class Pump:
 
     # -- a lane --------------------------------------------------------------------------------------------------------
 
-    async def _drive(self, lane: Lane) -> None:
+    async def _drive(self, lane: Lane, ask: _Ask | None) -> None:
         while True:
-            outcomes, count = self._load()
-            if not outcomes and not count:
+            if ask is None:
+                ask = self._load()
+            if ask is None:
                 if self._done():
                     self._wake_all()
                     return
                 await self._wait()
                 continue
-            for held, outcome in outcomes:
-                self._in_call[held.job.id + held.token] = (held, outcome)
-            self._fetching += count
-            before = lasting()
             try:
-                try:
-                    turn = await self._call(lane, [outcome for _, outcome in outcomes], count)
-                finally:
-                    self._fetching -= count
-                await self._stored(outcomes, turn)
-                await self._take_in(turn, before)
-                self._fetched(turn, count)
+                turn = await self._call(lane, ask)
             except EchoMQError as error:
-                self._refused(outcomes, error)
+                self._fetching -= ask.wanted
+                self._refused(ask.outcomes, error)
                 if isinstance(error, StaleCall):
                     lane = Lane(self._link, self._keys)
                 self._tell_idle()
+                ask = None
                 await asyncio.sleep(_PAUSE_AFTER_ERROR)
-            except BaseException:  # this lane ends; another may ask again what has become of these
-                self._take_back(outcomes)
+                continue
+            except BaseException:  # cancelled: its answer may hold jobs, so the lane that follows asks again
+                lane.step_back()
+                self._unanswered.append((lane, ask))
                 raise
-            else:
-                self._tell_idle()
+            self._fetching -= ask.wanted
+            try:
+                await self._stored(ask.outcomes, turn)
+                await self._take_in(turn, ask.before)
+                self._fetched(turn, ask.wanted)
+            except BaseException:  # this lane ends; another may ask again what has become of these
+                self._take_back(ask.outcomes)
+                raise
+            ask = None
+            self._tell_idle()
 
-    async def _call(self, lane: Lane, outcomes: list[Outcome], count: int) -> Turn:
-        if outcomes:
-            return await finish_and_take(lane, self._want, count, outcomes, self._metrics_points, self._patience)
-        return await take(lane, self._want, count, self._patience)
+    async def _call(self, lane: Lane, ask: _Ask) -> Turn:
+        if not ask.outcomes:
+            return await take(lane, self._want, ask.wanted, self._patience)
+        outcomes = [outcome for _, outcome in ask.outcomes]
+        return await finish_and_take(lane, self._want, ask.wanted, outcomes, self._metrics_points, self._patience)
 
-    def _load(self) -> tuple[list[tuple[Held, Outcome]], int]:
-        """What the next call carries: outcomes, and how many jobs it asks for."""
+    def _load(self) -> _Ask | None:
+        """What the next call carries: outcomes, and how many jobs it asks for. None if there is nothing to call for."""
         outcomes: list[tuple[Held, Outcome]] = []
         size = 0
         while self._ended and len(outcomes) < self._cap and size < MOST_BYTES:
             ended = self._ended.popleft()
             size += ended[1].size
             outcomes.append(ended)
-        return outcomes, self._wanted(bool(outcomes))
+        count = self._wanted(bool(outcomes))
+        if not outcomes and not count:
+            return None
+        for held, outcome in outcomes:
+            self._in_call[held.job.id + held.token] = (held, outcome)
+        self._fetching += count
+        return _Ask(outcomes, count, lasting())
 
     def _wanted(self, going_anyway: bool) -> int:
         if self._gate is Gate.SHUT or asyncio.get_running_loop().time() < self._held_until:
