@@ -159,7 +159,8 @@ def assert_sound(
             assert int(fields.get(b"stc", 0)) <= stalls, f"job {job_id}: {fields}"
         said = events(client)
         for job_id in ended:
-            assert said["completed", job_id] + said["failed", job_id] == 1, f"job {job_id}: {said}"
+            times = said["completed", job_id] + said["failed", job_id]
+            assert times == 1, f"job {job_id} has ended {times} times"
 
 
 StartProgram = Callable[..., Program]

@@ -47,23 +47,27 @@ class Runner:
             if b"rjk" in job.fields:
                 await self._advance(job)
             value = await self._call(held)
-        except BaseException as error:  # SystemExit and the like are this job's outcome, never the worker's
-            if isinstance(error, GeneratorExit) and not _loop_runs():
+        except asyncio.CancelledError as error:
+            if held.hold is Hold.STOPPED or (held.hold is Hold.RUNNING and self._all_cancelled()):
+                return self._ends.stopped(held)
+            return self._raised(held, options, error)
+        except GeneratorExit as error:
+            if not _loop_runs():
                 raise  # nobody raised it: the event loop is gone, and there is nobody left to tell
-            return self._classify(held, options, error)
+            return self._raised(held, options, error)
+        except BaseException as error:  # SystemExit and the like are this job's outcome, never the worker's
+            return self._raised(held, options, error)
         if held.hold in _NOT_OURS:
             return None
         return self._ends.returned(held, options, value)
 
-    def _classify(self, held: Held, options: RunOptions, error: BaseException) -> Outcome | None:
+    def _raised(self, held: Held, options: RunOptions, error: BaseException) -> Outcome | None:
         if held.hold in _NOT_OURS:
             return None
-        if isinstance(error, asyncio.CancelledError) and (held.hold is Hold.STOPPED or self._all_cancelled()):
-            return self._ends.stopped(held)
         try:
             outcome = self._ends.raised(held, options, error)
         except BaseException:  # an error that does harm when it is looked at is still only this job's
-            logger.exception("the error that ended job %s cannot be read", held.job.id)
+            logger.error("the error that ended job %s (%s) cannot be read", held.job.id, type(error).__name__)
             return self._ends.unreadable(held, options)
         self._report(held, error, outcome)
         return outcome

@@ -1,0 +1,248 @@
+"""However a handler ends, that is its job's outcome, stored once; the worker goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from echomq import Backoff, Job, JobFailed, Queue, ResultUnavailable, RetryLater, Unrecoverable, Worker
+from tests.support.audit import audit
+from tests.support.server import Server
+
+
+class BadStr(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class BadRepr(Exception):
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+class NotText(Exception):
+    def __str__(self) -> str:
+        return 5  # type: ignore[return-value]
+
+
+class ExitsWhenRead(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+class Disguised(Exception):
+    @property  # type: ignore[misc]  # that it may not be written either
+    def __class__(self) -> Any:
+        raise RuntimeError("no class")
+
+
+class NeedsArguments(Exception):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+class ForgetfulLater(RetryLater):
+    def __init__(self) -> None:
+        pass
+
+
+class Odd(BaseException):
+    pass
+
+
+def in_a_cycle() -> Exception:
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first
+    return first
+
+
+def deep() -> Exception:
+    error: Exception = ValueError("innermost")
+    for number in range(300):
+        outer = ValueError(number)
+        outer.__cause__ = error
+        error = outer
+    return error
+
+
+HOSTILE: dict[str, Callable[[], BaseException]] = {
+    "CancelledError": asyncio.CancelledError,
+    "SystemExit": lambda: SystemExit(3),
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "GeneratorExit": GeneratorExit,
+    "BaseException": lambda: BaseException("bare"),
+    "Odd": Odd,
+    "StopIteration": lambda: StopIteration(4),
+    "StopAsyncIteration": StopAsyncIteration,
+    "MemoryError": MemoryError,
+    "RecursionError": RecursionError,
+    "BadStr": BadStr,
+    "BadRepr": BadRepr,
+    "NotText": NotText,
+    "ExitsWhenRead": ExitsWhenRead,
+    "Disguised": Disguised,
+    "NeedsArguments": lambda: NeedsArguments(1, 2),
+    "a subclass of RetryLater that forgot its duty": ForgetfulLater,
+    "RetryLater for no time": lambda: RetryLater(float("nan")),
+    "a cycle": in_a_cycle,
+    "a long chain": deep,
+    "a group": lambda: ExceptionGroup("several", [ValueError(1), ExceptionGroup("in it", [BadStr(), in_a_cycle()])]),
+    "a base group": lambda: BaseExceptionGroup("several", [SystemExit(1), KeyboardInterrupt()]),
+    "ten megabytes": lambda: ValueError("x" * 10_000_000),
+    "lone surrogates": lambda: ValueError("half \ud83d of \x00 it"),
+}
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_whatever_a_handler_raises_fails_its_job_and_nothing_else(name: str, kind: str, server: Server) -> None:
+    def handler(job: Job[Any]) -> str:
+        if job.name == "well":
+            return "well"
+        raise HOSTILE[name]()
+
+    async def async_handler(job: Job[Any]) -> str:
+        return handler(job)
+
+    async with Queue("q", connection=server.url) as queue:
+        processor = handler if kind == "thread" else async_handler
+        async with Worker("q", processor, connection=server.url):
+            bad = await queue.add("bad", {}, attempts=2)
+            with pytest.raises(JobFailed):
+                await bad.result(timeout=10)
+            well = await queue.add("well", {})
+            assert await well.result(timeout=10) == "well"
+        read = await queue.get_job(bad.id)
+    assert read is not None
+    assert read.failed_reason
+    assert len(read.failed_reason) <= 64 * 1024
+    assert (read.attempts_made, read.attempts_started) in ((2, 2), (1, 1))
+    with server.client() as client:
+        assert not audit(client, "emq", "q")
+
+
+def has_no_json() -> Any:
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    return cycle
+
+
+RESULTS: dict[str, Callable[[], Any]] = {
+    "NaN": lambda: {"a": [1, float("nan")]},
+    "an object": object,
+    "a cycle": has_no_json,
+    "a function": lambda: print,
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+async def test_a_result_without_json_form_completes_once_and_says_so(name: str, server: Server) -> None:
+    runs = 0
+
+    async def handler(job: Job[Any]) -> Any:
+        nonlocal runs
+        runs += 1
+        return RESULTS[name]()
+
+    async with Queue("q", connection=server.url) as queue, Worker("q", handler, connection=server.url):
+        job = await queue.add("work", {}, attempts=3)
+        with pytest.raises(ResultUnavailable, match="result"):
+            await job.result(timeout=10)
+        read = await job.refresh()
+    assert read is not None
+    assert (read.state, read.return_value) == ("completed", None)
+    assert runs == 1
+
+
+async def test_what_has_a_json_form_comes_back(server: Server) -> None:
+    results = [None, 0, 2**70, "half \ud83d", {"ü": [1.5, True]}, (1, 2), datetime.date(2026, 11, 29)]
+
+    async def handler(job: Job[Any]) -> Any:
+        return results[job.data["which"]]
+
+    async with Queue("q", connection=server.url) as queue, Worker("q", handler, connection=server.url):
+        for which, result in enumerate(results):
+            job = await queue.add("work", {"which": which})
+            expected = json.loads(json.dumps(result, default=str))
+            assert await job.result(timeout=10) == expected
+
+
+async def test_each_run_leaves_its_trace_and_unrecoverable_ends_it(server: Server) -> None:
+    async def handler(job: Job[Any]) -> None:
+        if job.attempts_made == 2:
+            raise Unrecoverable("no use")
+        raise ValueError(f"run {job.attempts_made}")
+
+    async with Queue("q", connection=server.url) as queue, Worker("q", handler, connection=server.url):
+        job = await queue.add("work", {}, attempts=10, backoff=Backoff.fixed(0.01))
+        with pytest.raises(JobFailed, match="no use"):
+            await job.result(timeout=10)
+        read = await job.refresh()
+    assert read is not None
+    assert read.attempts_made == 3
+    assert [trace.strip().splitlines()[-1] for trace in read.stacktrace[:2]] == [
+        "ValueError: run 0",
+        "ValueError: run 1",
+    ]
+
+
+async def test_a_job_whose_options_cannot_be_read_fails_and_blocks_nothing(server: Server) -> None:
+    async def handler(job: Job[Any]) -> str:
+        return "ran"
+
+    async with Queue("q", connection=server.url) as queue:
+        bad = await queue.add("work", {})
+        server.cli("HSET", f"emq:{{q}}:{bad.id}", "opts", "no json")
+        good = await queue.add("work", {})
+        async with Worker("q", handler, connection=server.url):
+            assert await good.result(timeout=10) == "ran"
+            with pytest.raises(JobFailed, match="opts"):
+                await bad.result(timeout=10)
+
+
+async def test_an_id_without_a_job_is_dropped_and_does_not_delay_the_next(server: Server) -> None:
+    async def handler(job: Job[Any]) -> str:
+        return "ran"
+
+    async with Queue("q", connection=server.url) as queue, Worker("q", handler, connection=server.url) as worker:
+        await worker.ready()
+        with server.client() as client, client.pipeline(transaction=True) as together:
+            together.lpush("emq:{q}:wait", "ghost")
+            together.execute()
+        job = await queue.add("work", {})
+        assert await job.result(timeout=2) == "ran"
+        assert await queue.counts("waiting", "active") == {"waiting": 0, "active": 0}
+
+
+async def test_a_handler_that_swallows_its_cancellation_has_completed(server: Server) -> None:
+    started = asyncio.Event()
+
+    async def handler(job: Job[Any]) -> str:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return "tidied up"
+        return "slept"
+
+    async with Queue("q", connection=server.url) as queue:
+        job = await queue.add("work", {})
+        async with Worker("q", handler, connection=server.url, shutdown_timeout=0):
+            await started.wait()
+        assert await job.result(timeout=5) == "tidied up"
+
+
+async def test_a_subclass_of_timeout_is_told_from_a_timeout(server: Server) -> None:
+    async def handler(job: Job[Any]) -> None:
+        async with asyncio.timeout(0.01):
+            await asyncio.sleep(5)
+
+    async with Queue("q", connection=server.url) as queue, Worker("q", handler, connection=server.url):
+        job = await queue.add("work", {})
+        with pytest.raises(JobFailed, match="TimeoutError"):
+            await job.result(timeout=10)

@@ -1,0 +1,170 @@
+"""A worker's life: pause and resume, draining, several in one process, made anywhere and run in any loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from echomq import InvalidOption, Job, JobSpec, Limiter, Queue, Worker
+from tests.support.leaks import assert_no_clients, assert_no_tasks
+from tests.support.server import Server
+from tests.support.wait import wait_until
+
+
+class Names:
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    async def __call__(self, job: Job[Any]) -> str:
+        self.seen.append(job.id)
+        return job.id
+
+
+async def test_a_paused_worker_takes_nothing_and_goes_on_when_resumed(server: Server) -> None:
+    names = Names()
+    async with Queue("q", connection=server.url) as queue, Worker("q", names, connection=server.url) as worker:
+        await worker.ready()
+        await worker.pause()
+        assert worker.is_paused
+        job = await queue.add("work", {})
+        await asyncio.sleep(0.1)
+        assert not names.seen
+        await worker.resume()
+        assert await job.result(timeout=2) == job.id
+
+
+async def test_what_a_paused_worker_leaves_another_takes(server: Server) -> None:
+    here, there = Names(), Names()
+    async with Queue("q", connection=server.url) as queue:
+        first, second = Worker("q", here, connection=server.url), Worker("q", there, connection=server.url)
+        async with first, second:
+            await first.ready()
+            await second.ready()
+            for _ in range(20):
+                await first.pause()
+                assert await (await queue.add("work", {})).result(timeout=2)
+                await first.resume()
+                await second.pause()
+                assert await (await queue.add("work", {})).result(timeout=2)
+                await second.resume()
+    assert len(here.seen) == len(there.seen) == 20
+
+
+async def test_a_worker_paused_before_it_starts_takes_nothing(server: Server) -> None:
+    names = Names()
+    worker = Worker("q", names, connection=server.url)
+    await worker.pause()
+    async with Queue("q", connection=server.url) as queue, worker:
+        job = await queue.add("work", {})
+        await asyncio.sleep(0.1)
+        assert not names.seen
+        await worker.resume()
+        assert await job.result(timeout=2) == job.id
+
+
+async def test_draining_ends_when_nothing_waits(server: Server) -> None:
+    names = Names()
+    async with Queue("q", connection=server.url) as queue:
+        await queue.add_bulk([JobSpec("work", {}) for _ in range(300)])
+        await queue.add("later", {}, delay=60)
+        worker = Worker("q", names, connection=server.url, concurrency=20)
+        await worker.run_until_drained()
+        assert len(names.seen) == 300
+        assert not worker.is_running
+        await worker.run_until_drained()  # an empty queue is drained already
+        assert await queue.counts("waiting", "delayed") == {"waiting": 0, "delayed": 1}
+
+
+async def test_draining_waits_for_windows_of_the_limiter_and_for_large_jobs(server: Server) -> None:
+    names = Names()
+    async with Queue("q", connection=server.url) as queue:
+        await queue.add_bulk([JobSpec("work", {"text": "x" * 600_000}) for _ in range(6)])
+        limiter = Limiter(max=4, duration=0.2)
+        await Worker("q", names, connection=server.url, concurrency=10, limiter=limiter).run_until_drained()
+    assert len(names.seen) == 6
+
+
+async def test_a_worker_may_run_again_after_it_was_closed(server: Server) -> None:
+    names = Names()
+    worker = Worker("q", names, connection=server.url)
+    async with Queue("q", connection=server.url) as queue:
+        for _ in range(3):
+            async with worker:
+                job = await queue.add("work", {})
+                assert await job.result(timeout=2) == job.id
+            await worker.close()
+            assert not worker.is_running
+    await assert_no_tasks()
+    assert_no_clients(server)
+
+
+async def test_a_worker_that_runs_cannot_be_entered_again(server: Server) -> None:
+    async with Worker("q", Names(), connection=server.url) as worker:
+        with pytest.raises(InvalidOption, match="running already"):
+            await worker.__aenter__()
+
+
+def test_made_in_one_thread_and_run_in_the_loop_of_another(server: Server) -> None:
+    names = Names()
+    worker = Worker("q", names, connection=server.url)
+    stop = threading.Event()
+    failed: list[BaseException] = []
+
+    async def work() -> None:
+        async with worker:
+            await worker.ready()
+            await wait_until(stop.is_set, timeout=20)
+
+    def run() -> None:
+        try:
+            asyncio.run(work())
+        except BaseException as error:
+            failed.append(error)
+
+    async def main() -> None:
+        async with Queue("q", connection=server.url) as queue:
+            job = await queue.add("work", {})
+            assert await job.result(timeout=5) == job.id
+
+    for _ in range(2):  # and in a second loop, after the first has gone
+        stop.clear()
+        thread = threading.Thread(target=run)
+        thread.start()
+        asyncio.run(main())
+        stop.set()
+        thread.join()
+    assert not failed
+    assert_no_clients(server)
+
+
+async def test_two_workers_share_a_process_and_a_queue(server: Server) -> None:
+    names = Names()
+    async with Queue("q", connection=server.url) as queue:
+        async with (
+            Worker("q", names, connection=server.url, concurrency=3) as one,
+            Worker(queue, names, concurrency=3) as two,
+        ):
+            assert one.name != two.name
+            jobs = await queue.add_bulk([JobSpec("work", {}) for _ in range(200)])
+            for job in jobs:
+                assert await job.result(timeout=5) == job.id
+    assert sorted(names.seen, key=int) == [job.id for job in jobs]
+
+
+async def test_never_more_jobs_than_slots(server: Server) -> None:
+    running = most = 0
+
+    async def handler(job: Job[Any]) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001 * (int(job.id) % 5))
+        running -= 1
+
+    async with Queue("q", connection=server.url) as queue:
+        await queue.add_bulk([JobSpec("work", {}) for _ in range(400)])
+        await Worker("q", handler, connection=server.url, concurrency=7).run_until_drained()
+    assert most == 7
