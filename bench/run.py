@@ -64,6 +64,7 @@ class Bench:
         self.peers = peers
         self.scale = scale
         self.tries = tries
+        self.failed = False
         self.fast = [peer for peer in peers if peer.spec in ("echomq", "bullmq_node")]
         self.ours = [peer for peer in peers if peer.spec == "echomq"]
         self.places = placements()
@@ -102,7 +103,11 @@ class Bench:
         with Ground(kind, self.places["split"]) as ground:  # type: ignore[arg-type]
             for case in cases:
                 print(f"== {ground.version}: {case}", flush=True)
-                getattr(self, case)(ground)
+                try:
+                    getattr(self, case)(ground)
+                except (RuntimeError, TimeoutError) as error:  # of a peer; the other cases still tell something
+                    self.failed = True
+                    self.emit(server=ground.version, case="error", of=case, error=str(error))
 
     # -- rates, processor time and memory
 
@@ -238,12 +243,11 @@ class Bench:
         jobs = round(peer.jobs * self.scale.share)
         with _slow_log(ground, 300) as slow:
             peer.produce(ground, n=jobs, mode="bulk")
-            add = slow()
+            add = _script_row(peer, f"add, then drain at {concurrency}: add", slow(), 0.3)
         with _slow_log(ground, 300) as slow:
             with peer.process(ground, "worker", n=jobs, concurrency=concurrency) as worker:
                 worker.result(timeout=120)
-            drain = slow()
-        return [_script_row(peer, "add", add, 0.3), _script_row(peer, f"drain at {concurrency}", drain, 0.3)]
+            return [add, _script_row(peer, f"add, then drain at {concurrency}: drain", slow(), 0.3)]
 
     # -- where the cores matter
 
@@ -422,6 +426,7 @@ def main() -> None:
             bench.run(kind, args.cases.split(","))
         print(f"{(time.monotonic() - started) / 60:.1f} minutes")
         report.main()
+    sys.exit(bench.failed)
 
 
 if __name__ == "__main__":
