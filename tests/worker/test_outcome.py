@@ -1,0 +1,115 @@
+"""What became of a run, as a value."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from echomq import Backoff, Keep, RateLimited, RetryLater, Unrecoverable
+from echomq._store.codec import RunOptions
+from echomq._store.finish import Completed, Delayed, Failed, GivenBack, Retry
+from echomq._store.finish import RateLimited as RateLimitedOutcome
+from echomq._worker.outcome import MAX_TEXT, Ends, message_of, printable, reason_of
+from echomq._worker.retry import Retries
+from tests.worker.pieces import held
+
+ENDS = Ends.of(Keep(count=5), Keep.NONE, Retries({}).delay)
+ONCE = RunOptions(raw={}, attempts=1)
+TWICE = RunOptions(raw={}, attempts=2)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, b"null"), ({"a": 1}, b'{"a":1}'), ((1, 2), b"[1,2]"), ("ü", '"ü"'.encode())]
+)
+def test_a_value_completes(value: object, text: bytes) -> None:
+    outcome = ENDS.returned(held(), ONCE, value)
+    assert isinstance(outcome, Completed)
+    assert (outcome.job_id, outcome.token, outcome.value, outcome.error) == ("1", "lane:1", text, None)
+
+
+def test_a_value_without_json_form_completes_with_null_and_the_reason() -> None:
+    outcome = ENDS.returned(held(), ONCE, {"price": float("inf")})
+    assert isinstance(outcome, Completed)
+    assert outcome.value == b"null"
+    assert "result.price" in (outcome.error or "")
+
+
+def test_a_value_that_is_more_than_a_server_takes_is_left_out() -> None:
+    whole = ENDS.returned(held(), ONCE, "x" * 100)
+    outcome = ENDS.without_result(held(), whole, "too long")
+    assert isinstance(outcome, Completed)
+    assert (outcome.value, outcome.error) == (b"null", "result: too long")
+    assert ENDS.without_result(held(), outcome, "again") is None
+    assert ENDS.without_result(held(), ENDS.stopped(held()), "whatever") is None
+
+
+def test_an_error_fails_or_retries() -> None:
+    error = ValueError("broken")
+    first = ENDS.raised(held(), TWICE, error)
+    assert isinstance(first, Retry)
+    assert (first.reason, first.delay) == ("ValueError: broken", 0.0)
+    last = ENDS.raised(held(atm=1), TWICE, error)
+    assert isinstance(last, Failed)
+    assert (last.reason, last.attempts) == ("ValueError: broken", 2)
+
+
+def test_what_a_handler_raises_to_say_so() -> None:
+    later = ENDS.raised(held(), ONCE, RetryLater(5))
+    assert isinstance(later, Delayed)
+    assert later.delay == 5.0
+    limited = ENDS.raised(held(), ONCE, RateLimited(2))
+    assert isinstance(limited, RateLimitedOutcome)
+    assert limited.limit == 2.0
+    final = ENDS.raised(held(), TWICE, Unrecoverable("no use"))
+    assert isinstance(final, Failed)
+    assert final.reason == "no use"
+    assert isinstance(ENDS.raised(held(), ONCE, RetryLater(-1)), Failed)
+
+
+@pytest.mark.parametrize("called", [True, False])
+def test_a_stopped_run_is_given_back(called: bool) -> None:
+    stopped = held()
+    stopped.called = called
+    outcome = ENDS.stopped(stopped)
+    assert isinstance(outcome, GivenBack)
+    assert outcome.started is called
+
+
+def test_traces_are_kept_up_to_their_limit() -> None:
+    before = json.dumps([f"trace {number}" for number in range(10)])
+    outcome = ENDS.raised(held(stacktrace=before), ONCE, ValueError("new"))
+    assert isinstance(outcome, Failed)
+    traces = json.loads(outcome.stacktrace)
+    assert len(traces) == 10
+    assert traces[0] == "trace 1"
+    assert traces[-1].endswith("ValueError: new\n")
+    none = ENDS.raised(held(), RunOptions(raw={}, stack_trace_limit=0), ValueError("new"))
+    assert isinstance(none, Failed)
+    assert none.stacktrace == b"[]"
+
+
+def test_retention_is_the_jobs_own_or_the_workers() -> None:
+    own = RunOptions(raw={}, keep_completed="own", keep_failed="own too")
+    assert [ENDS.returned(held(), opts, 1).keep for opts in (own, ONCE)] == ["own", ENDS.rule_completed]  # type: ignore[attr-defined]
+    assert [ENDS.failed(held(), opts, "").keep for opts in (own, ONCE)] == ["own too", ENDS.rule_failed]  # type: ignore[attr-defined]
+
+
+def test_texts_are_bounded_and_can_be_written() -> None:
+    assert len(printable("x" * 10 * MAX_TEXT)) == MAX_TEXT
+    printable("half \ud83d").encode()
+    assert reason_of(ValueError()) == "ValueError"
+    assert reason_of(RetryLater(1, "")) == "asked to run again after 1"
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise SystemExit
+
+    assert message_of(Mute()) == "its message cannot be read"
+
+
+def test_backoff_of_the_job_decides_the_wait() -> None:
+    waits = RunOptions(raw={}, attempts=3, backoff_type=Backoff.fixed(4).type, backoff_delay=4.0)
+    outcome = ENDS.raised(held(), waits, ValueError())
+    assert isinstance(outcome, Retry)
+    assert outcome.delay == 4.0

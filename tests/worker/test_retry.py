@@ -1,0 +1,80 @@
+"""When a job that failed runs again (protocol 3.6)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from echomq._store.codec import RunOptions
+from echomq._worker.retry import Retries
+from echomq.options import MAX_DELAY
+
+ERROR = ValueError("it failed")
+
+
+def options(**chosen: Any) -> RunOptions:
+    return RunOptions(raw={}, **{"attempts": 5, **chosen})
+
+
+@pytest.mark.parametrize(
+    ("attempts", "made", "again"),
+    [(0, 1, False), (1, 1, False), (2, 1, True), (2, 2, False), (5, 4, True), (5, 5, False), (5, 9, False)],
+)
+def test_attempts_are_runs_in_all(attempts: int, made: int, again: bool) -> None:
+    assert Retries({}).delay(options(attempts=attempts), made, ERROR) == (0.0 if again else None)
+
+
+def test_fixed_is_the_same_each_time() -> None:
+    chosen = options(backoff_type="fixed", backoff_delay=3.0)
+    assert [Retries({}).delay(chosen, made, ERROR) for made in (1, 2, 3)] == [3.0, 3.0, 3.0]
+
+
+def test_exponential_doubles_and_has_an_end() -> None:
+    chosen = options(attempts=10**6, backoff_type="exponential", backoff_delay=0.5)
+    assert [Retries({}).delay(chosen, made, ERROR) for made in (1, 2, 3, 4)] == [0.5, 1.0, 2.0, 4.0]
+    assert Retries({}).delay(chosen, 5000, ERROR) == MAX_DELAY
+
+
+def test_jitter_takes_away_at_most_its_share() -> None:
+    chosen = options(backoff_type="fixed", backoff_delay=10.0, backoff_jitter=0.3)
+    delays = [Retries({}).delay(chosen, 1, ERROR) or 0.0 for _ in range(200)]
+    assert 7.0 <= min(delays) < max(delays) <= 10.0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "delay"),
+    [
+        (lambda made, error: made * 2, 6.0),
+        (lambda made, error: timedelta(minutes=1), 60.0),
+        (lambda made, error: None if isinstance(error, ValueError) else 1, None),
+        (lambda made, error: 0, 0.0),
+    ],
+)
+def test_a_strategy_of_the_workers_own(strategy: Callable[..., Any], delay: float | None) -> None:
+    assert Retries({"mine": strategy}).delay(options(backoff_type="mine"), 3, ERROR) == delay
+
+
+@pytest.mark.parametrize("answer", [-1, float("nan"), "soon", True, ValueError("broken")])
+def test_a_strategy_that_is_wrong_costs_no_attempt_and_no_storm(
+    answer: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    def strategy(made: int, error: BaseException) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    retries = Retries({"mine": strategy})
+    with caplog.at_level(logging.ERROR, "echomq"):
+        assert retries.delay(options(backoff_type="mine"), 1, ERROR) == 1.0
+        assert retries.delay(options(backoff_type="mine", backoff_delay=7.0), 1, ERROR) == 7.0
+    assert "'mine'" in caplog.text
+
+
+def test_a_strategy_that_this_worker_does_not_know_waits_its_fixed_delay(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR, "echomq"):
+        assert Retries({}).delay(options(backoff_type="theirs", backoff_delay=4.0), 1, ERROR) == 4.0
+    assert "'theirs'" in caplog.text
