@@ -35,6 +35,10 @@ demo: $(RUN) ## Enrol learners while workers are killed, and audit the outcome
 test: $(DEV) $(PEERS) | test-commands ## Run the tests against real servers and Node peers
 	$(BIN)/python -m pytest $(ARGS)
 
+.PHONY: torture
+torture: $(DEV) $(PEERS) | test-commands ## Run the long fault tests, which `test` leaves out
+	$(BIN)/python -m pytest -m torture --timeout=3600 $(ARGS)
+
 .PHONY: check
 check: lint types layers lua surface ## Run every static check
 
