@@ -70,6 +70,18 @@ async def test_an_idle_worker_is_back_within_two_seconds(which: str, server: Ser
     assert_sound(server, jobs=1, ended=["1"])
 
 
+async def test_a_blocked_read_that_is_broken_off_by_the_server(server: Server) -> None:
+    runs = Runs()
+    async with Queue(QUEUE, connection=server.url) as queue, workers(server.url, runs):
+        for number in range(1, 4):
+            await wait_until(lambda: any("cmd=bzpopmin" in line for line in server.clients()))
+            [line] = [line for line in server.clients() if "cmd=bzpopmin" in line]
+            assert server.cli("CLIENT", "UNBLOCK", line.split()[0].removeprefix("id="), "ERROR") == 1
+            await queue.add("work", {})
+            await completed(queue, number, 2)
+    assert_sound(server, jobs=3, ended=["1", "2", "3"])
+
+
 @pytest.mark.parametrize("kill", [True, False])
 async def test_the_server_stops_and_starts_again(kill: bool, make_server: Callable[..., Server]) -> None:
     server, runs = make_server(appendonly=True), Runs(0.05)
@@ -185,7 +197,7 @@ async def test_a_black_hole_loses_nothing(server: Server) -> None:
         await queue.add_bulk([JobSpec("work", {}) for _ in range(200)])
         await wait_until(lambda: len(runs.ended) > 40)
         proxy.black_hole = True
-        await asyncio.sleep(LOCK / 2)
+        await asyncio.sleep(1.5 * LOCK)
         proxy.black_hole = False
         await completed(queue, 200)
     assert_sound(server, jobs=200, ended=runs.ended, starts=2, stalls=0)

@@ -5,6 +5,7 @@ A proxy between the worker and its server holds the very call, so that the momen
 
 from __future__ import annotations
 
+import random
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from echomq import Queue, Worker
+from echomq import JobSpec, Queue, Worker
 from echomq._lua.loader import script
 from tests.chaos.rig import (
     BASE,
@@ -146,3 +147,44 @@ async def test_sigstop_until_the_lock_has_gone(
     assert not any(line["what"] == "end" and line["job"] == job_id for line in lines(report)) or "finish" in step
     assert len(runs.starts(job_id)) == (0 if step == "after the finish" else 1)
     assert_sound(server, jobs=2, ended=[job_id], starts=2, stalls=1)
+
+
+async def kill_at_random(
+    queue: Queue, server: Server, start_program: StartProgram, report: Path, *, jobs: int, kills: int
+) -> None:
+    """Three workers, one of which is killed or frozen again and again; none of the jobs is lost or ends twice."""
+    chance = random.Random(kills)
+    options = {"concurrency": 5, "max_stalled_count": 50}
+    programs = [start_program(server.url, **options) for _ in range(3)]
+    for program in programs:
+        await program.ready()
+    await queue.add_bulk([JobSpec("work", {"seconds": chance.choice((0, 0.02, 0.2))}) for _ in range(jobs)])
+    for number in range(1, kills + 1):
+        enough = jobs * number // (kills + 1)
+        await wait_until(lambda: sum(line["what"] == "end" for line in lines(report)) >= enough, 60)  # noqa: B023
+        victim = programs.pop(chance.randrange(3))
+        victim.send(chance.choice((signal.SIGKILL, signal.SIGSTOP)))
+        programs.append(start_program(server.url, **options))
+        await programs[-1].ready()
+        victim.send(signal.SIGCONT)
+    await completed(queue, jobs, 60)
+    assert_sound(
+        server, jobs=jobs, ended=[str(number) for number in range(1, jobs + 1)], starts=kills + 1, stalls=kills
+    )
+
+
+async def test_workers_are_killed_under_load(
+    queue: Queue, server: Server, start_program: StartProgram, report: Path
+) -> None:
+    await kill_at_random(queue, server, start_program, report, jobs=300, kills=4)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(1800)
+async def test_workers_are_killed_for_long(
+    queue: Queue, server: Server, start_program: StartProgram, report: Path
+) -> None:
+    for _ in range(20):
+        server.flush()
+        report.unlink(missing_ok=True)
+        await kill_at_random(queue, server, start_program, report, jobs=2000, kills=20)

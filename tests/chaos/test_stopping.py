@@ -328,3 +328,25 @@ def test_an_event_loop_that_ends_under_a_worker_gives_its_jobs_back(server: Serv
         assert client.llen(BASE + "wait") == 3
     assert_no_clients(server)
     assert_sound(server, jobs=3)
+
+
+@pytest.mark.parametrize("how", ["pause", "close"])
+async def test_a_marker_that_was_on_its_way_wakes_another_worker(how: str, server: Server) -> None:
+    """The server has just given the marker to a worker that stops, which never sees it."""
+    here, there = Runs(), Runs()
+    async with Queue(QUEUE, connection=server.url) as queue, Proxy(server) as proxy:
+        proxy.lose("silence", b"BZPOPMIN")
+        first, second = Worker(QUEUE, here, connection=proxy.url), Worker(QUEUE, there, connection=server.url)
+        async with second:
+            async with first:
+                await wait_until(lambda: proxy.holds == 1)
+                await second.ready()
+                await wait_until(lambda: len([line for line in server.clients() if "cmd=bzpopmin" in line]) == 2)
+                await queue.add("work", {})
+                await wait_until(lambda: not server.cli("EXISTS", BASE + "marker"))
+                began = time.monotonic()
+                await (first.pause() if how == "pause" else first.close())
+                await wait_until(lambda: there.ended)
+                assert time.monotonic() - began < 1
+    assert not here.started
+    assert_sound(server, jobs=1, ended=["1"])

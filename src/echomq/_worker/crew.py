@@ -109,6 +109,7 @@ class Crew:
             failed_to_complete=lambda held, why: self._ends.failed(held, held.job.opts, f"cannot complete: {why}"),
         )
         self._outage = False
+        self._said = ""
         self._hurry = asyncio.Event()
         self._task: asyncio.Task[Any] | None = None
 
@@ -277,8 +278,11 @@ class Crew:
             await self._look_after(error)
             return None
         except EchoMQError as error:
-            logger.error("queue %s: locks cannot be settled: %s", self._keys.queue, error)
+            if str(error) != self._said:
+                self._said = str(error)
+                logger.error("queue %s: locks cannot be renewed: %s; trying again", self._keys.queue, error)
             return None
+        self._said = ""
         for one in held:
             if one.job.id not in lost:
                 one.renewed_at = max(one.renewed_at, before)

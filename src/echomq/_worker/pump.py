@@ -168,6 +168,8 @@ class Pump:
 
     def open(self) -> None:
         """Fetches again."""
+        if self._closing:
+            return
         self._gate = Gate.OPEN
         self._look_again()
         self._changed.set()
@@ -194,7 +196,8 @@ class Pump:
         """Tells handlers to stop. What is given back is gathered until ``give_back_running``, which knows the order."""
         self._given_back = []
         for one in held:
-            one.stop(reason, Hold.STOPPED)
+            if one.hold is Hold.RUNNING:  # one that has been told already may be cleaning up
+                one.stop(reason, Hold.STOPPED)
 
     def give_back_running(self) -> list[Held]:
         """Gives jobs back whose handlers have been told to stop, latest fetched first, so that their order is kept.
