@@ -24,7 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.store.scripts import KEEP_ALL, Outcome, Queue, completed, failed, retried
+from tests.store.scripts import KEEP_ALL, Dump, Outcome, Queue, completed, failed, retried
 from tests.support.server import Server
 
 CLASS = 2**32
@@ -145,6 +145,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.model = Model()
         self.again: Callable[..., Any] | None = None
         self.again_number = 0
+        self.again_token = ""
+        self.again_starts: dict[str, int] = {}
         self.limited = False
 
     def now(self) -> int:
@@ -197,7 +199,7 @@ class QueueMachine(RuleBasedStateMachine):
             model.tie = 0
             return
         assert taken.ids == model.fetch(count, self.now(), queue.token)
-        self.keep(lambda **call: queue.fetch(count, **call))
+        self.keep(lambda **call: queue.fetch(count, **call), taken.ids)
 
     @precondition(lambda self: self.model.active)
     @rule(data=st.data(), count=st.integers(0, 3))
@@ -227,7 +229,7 @@ class QueueMachine(RuleBasedStateMachine):
         taken = queue.finish(*outcomes, count=count)
         assert taken.codes == expected
         assert taken.ids == (model.fetch(count, self.now(), queue.token) if count else [])
-        self.keep(lambda **call: queue.finish(*outcomes, count=count, **call))
+        self.keep(lambda **call: queue.finish(*outcomes, count=count, **call), taken.ids)
 
     def _end(self, job: Job, kind: str) -> None:
         model = self.model
@@ -295,23 +297,33 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def send_again(self) -> None:
         """A reply was lost and the call is sent again: the same answer, and nothing is done twice."""
-        assert self.again is not None
-        before = self.queue.dump()
-        self.again(number=self.again_number, resent=True)
-        assert self.queue.dump() == before
+        self._repeat(resent=True)
 
     @precondition(lambda self: self.again is not None and self.queue.number > self.again_number)
     @rule()
     def arrive_late(self) -> None:
-        """A copy of an old call arrives after its caller has moved on: refused or answered again, it changes nothing."""
-        assert self.again is not None
-        before = self.queue.dump()
+        """A copy of an old call arrives after its caller has moved on: refused, or answered again."""
         with contextlib.suppress(redis.ResponseError):
-            self.again(number=self.again_number)
-        assert self.queue.dump() == before
+            self._repeat(resent=False)
 
-    def keep(self, call: Callable[..., Any]) -> None:
-        self.again, self.again_number = call, self.queue.number
+    def _repeat(self, *, resent: bool) -> None:
+        """Only a lock may change: of a job that this fetch took, that has lost it, and that nobody has started since."""
+        assert self.again is not None
+        before = self._without_locks()
+        try:
+            answer = self.again(number=self.again_number, resent=resent)
+        finally:
+            assert self._without_locks() == before
+        for job_id in answer.ids:
+            assert self.model.jobs[job_id].started == self.again_starts[job_id]
+            self.model.jobs[job_id].token = self.again_token
+
+    def _without_locks(self) -> Dump:
+        return {key: value for key, value in self.queue.dump().items() if ":lock" not in key}
+
+    def keep(self, call: Callable[..., Any], ids: list[str]) -> None:
+        self.again, self.again_number, self.again_token = call, self.queue.number, self.queue.token
+        self.again_starts = {job_id: self.model.jobs[job_id].started for job_id in ids}
 
     # -- control
 

@@ -8,6 +8,7 @@ A script is one transition. Its header, read by this module, is its contract::
     --- @arg count number                         … turned into a number
     --- @rest                                     more arguments follow: `rest` is the index of the first
     --- @use place events                         files of lib/, with what they use in turn
+    --- @rare                                     in a file of lib/: seldom needed, so built at its first use
     --- @lane                                     replies are kept and answered again (docs/architecture.md)
     --- @returns now, code…
 
@@ -36,6 +37,16 @@ LANE_ARGS = ("lane", "number", "resent")
 _TAG = re.compile(r"^--- @(\w+)\s*(.*)$")
 _AT_LINE = re.compile(r"user_script:(\d+)")
 
+# A library costs its closures at each run of the script; a rare one costs them when a function of it is first called.
+_RARE = """\
+local function rare(build)
+  return setmetatable({}, { __index = function(library, name)
+    setmetatable(library, nil)
+    for key, made in pairs(build()) do library[key] = made end
+    return library[name]
+  end })
+end
+"""
 _LANE_PRELUDE = """\
 local kept = calls_kept.find(calls, lane, number)
 if kept then return kept end
@@ -91,6 +102,7 @@ class _File:
     rest: bool = False
     uses: list[str] = field(default_factory=list)
     lane: str | None = None
+    rare: bool = False
     returns: str = ""
 
 
@@ -117,6 +129,8 @@ def _parse(path: str, text: str) -> _File:
                 parsed.rest = True
             case "use":
                 parsed.uses.extend(value.split())
+            case "rare":
+                parsed.rare = True
             case "lane":
                 if value not in ("", "custom"):
                     raise LuaHeaderError(f"{path}: @lane {value!r}; it may be left out or 'custom'")
@@ -189,10 +203,13 @@ def assemble(name: str, parsed: _File, libs: dict[str, _File]) -> Script:
         origin.extend((parsed.path, 0) for _ in made)
 
     generated(bindings)
-    for lib in _resolve(uses, libs):
-        generated(f"local {lib} = (function()")
+    ordered = _resolve(uses, libs)
+    if any(libs[lib].rare for lib in ordered):
+        generated(_RARE)
+    for lib in ordered:
+        generated(f"local {lib} = rare(function()" if libs[lib].rare else f"local {lib} = (function()")
         emit(libs[lib].body, libs[lib].path)
-        generated("end)()")
+        generated("end)" if libs[lib].rare else "end)()")
     if parsed.lane == "plain":
         generated(_LANE_PRELUDE)
     emit(parsed.body, parsed.path)

@@ -54,7 +54,7 @@ function M.fields(key, ...)
   return found
 end
 
---- What a command that only reads answers; `kind` is the type that its key must have.
+--- What a command answers; `kind` is the type that its key must have.
 function M.read(kind, command, key, ...)
   local found = redis.pcall(command, key, ...)
   if type(found) == "table" and found.err then

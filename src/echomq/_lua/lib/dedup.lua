@@ -1,3 +1,4 @@
+--- @rare
 --- @use check new_job place
 --- The end of a deduplicated job (protocol 7.4, 7.5).
 

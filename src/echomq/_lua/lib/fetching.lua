@@ -15,7 +15,7 @@ local function candidates(q, wanted)
     ids[#ids + 1] = waiting[index]
   end
   local from_wait = #ids
-  if from_wait < wanted then
+  if from_wait < wanted and not q.bare then
     local ranked = redis.call("ZRANGE", q.prioritized, "0", tostring(wanted - from_wait - 1))
     for _, id in ipairs(ranked) do
       ids[#ids + 1] = id
@@ -53,13 +53,14 @@ end
 --- rate limit, the next due time (text, "0" if none), and ids that had no job.
 function M.run(q, settings, want, now, now_text, reply)
   local flags = 0
-  local promoted, more_due = promotion.run(q, now)
-  if more_due then
-    flags = flags + M.MORE_DUE
-  end
-  local closed = queue_meta.closed(settings, q.active)
-  if promoted > 0 and not closed then
-    place.mark(q.marker)
+  if not q.bare then
+    local promoted, more_due = promotion.run(q, now)
+    if more_due then
+      flags = flags + M.MORE_DUE
+    end
+    if promoted > 0 and not queue_meta.closed(settings, q.active) then
+      place.mark(q.marker)
+    end
   end
   local admitted, limited_ms, max = window(q, settings, want.limiter_max)
   local wanted = math.min(want.count, admitted)
@@ -175,12 +176,13 @@ function M.run(q, settings, want, now, now_text, reply)
     end
     redis.call("ZADD", q.marker, "0", "0")   -- wakes the next worker, whatever is left (protocol 3.4, 7f)
   end
-  local next_due = "0"
-  local first = redis.call("ZRANGE", q.delayed, "0", "0", "WITHSCORES")
-  if first[2] then
-    next_due = place.whole(math.floor(tonumber(first[2]) / place.TICK))
-  end
-  return taken, flags, limited_ms, next_due, dropped
+  return taken, flags, limited_ms, M.next_due(q), dropped
+end
+
+--- When the next delayed job becomes due, as text; "0" if there is none.
+function M.next_due(q)
+  local first = not q.bare and redis.call("ZRANGE", q.delayed, "0", "0", "WITHSCORES")
+  return first and first[2] and place.whole(math.floor(tonumber(first[2]) / place.TICK)) or "0"
 end
 
 --- Gives what is kept of a fetch once more: the jobs that are still of this very fetch. Where the lock has expired meanwhile

@@ -1,3 +1,4 @@
+--- @rare
 --- What belongs to one job (protocol 3.19.1).
 
 local M = {}

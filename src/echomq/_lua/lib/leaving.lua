@@ -4,11 +4,10 @@ local M = {}
 
 local LONG = 300   -- from here on the end from which LREM walks matters
 
---- What one call knows about all its jobs: their locks, whether any was marked as stalled, the middle age of a long list.
-function M.survey(q, lock_keys)
-  local state = { locks = #lock_keys > 0 and redis.call("MGET", unpack(lock_keys)) or {}, gone = {} }
-  state.marked = redis.call("SCARD", q.stalled) > 0
-  if redis.call("LLEN", q.active) > LONG then
+--- What one call knows about all its jobs: their locks, whether any job is marked as stalled, the middle age of a long list.
+function M.survey(q, lock_keys, active_length, marked)
+  local state = { locks = #lock_keys > 0 and redis.call("MGET", unpack(lock_keys)) or {}, gone = {}, marked = marked }
+  if active_length > LONG then
     local oldest = redis.call("LINDEX", q.active, "-1")
     local newest = redis.call("LINDEX", q.active, "0")
     local from = oldest and redis.pcall("HGET", q.base .. oldest, "processedOn")

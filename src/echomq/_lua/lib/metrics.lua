@@ -1,3 +1,4 @@
+--- @rare
 --- @use check place
 --- Finished jobs a minute (protocol 10). All finishes of a call have one time, so they are counted at once.
 

@@ -1,3 +1,4 @@
+--- @rare
 --- @use check place queue_keys queue_meta
 --- What the end of a child does to its parent (protocol 8.3, 8.4, 8.5). `look` comes before the first write.
 

@@ -1,3 +1,4 @@
+--- @rare
 --- @use check
 --- The list that BullMQ 5 keeps the waiting jobs of a paused queue in (protocol 3.16). We never write it; while a queue
 --- is paused we take its jobs over into `wait`, in steps, so that neither side's next rename can destroy a list.

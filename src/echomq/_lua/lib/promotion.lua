@@ -1,3 +1,4 @@
+--- @rare
 --- @use place
 --- Jobs whose time has come, out of `delayed` (protocol 3.4, step 2), in steps.
 

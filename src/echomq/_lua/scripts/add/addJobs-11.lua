@@ -22,13 +22,17 @@ local STRIDE = 9
 
 local settings = queue_meta.read(meta)
 check.list(wait)
-check.list(active)
-check.zset(prioritized)
-check.zset(delayed)
 check.zset(marker)
 check.stream(events)
 check.counter(id)
-check.counter(pc)
+if redis.call("EXISTS", prioritized, delayed, pc) > 0 then
+  check.zset(prioritized)
+  check.zset(delayed)
+  check.counter(pc)
+end
+if settings.concurrency then
+  check.list(active)
+end
 if settings.paused then
   check.list(paused)
 end
@@ -37,36 +41,67 @@ local now, now_text = clock.read(clock_given)
 local q = {
   base = base, wait = wait, prioritized = prioritized, delayed = delayed, events = events, pc = pc,
 }
-local reply = { now_text }
-local runnable, later = false, false
 
-for index = 0, count - 1 do
-  local at = rest + index * STRIDE
-  local timestamp, due, job_id = ARGV[at + 3], ARGV[at + 5], ARGV[at + 8]
-  local delay, priority = tonumber(ARGV[at + 4]), tonumber(ARGV[at + 6])
-  local next_id = redis.call("INCR", id)
-  local added = true
-  if job_id == "" then
-    job_id = place.whole(next_id)
-    while redis.call("EXISTS", base .. job_id) == 1 do   -- the counter went back, with a restored snapshot perhaps
-      job_id = place.whole(redis.call("INCR", id))
-    end
-  else
-    added = redis.call("EXISTS", base .. job_id) == 0
+-- Every add takes a number, whatever its id (protocol 3.2); the first write, so that a full memory refuses the add whole.
+local first_number = redis.call("INCRBY", id, tostring(count)) - count
+queue_meta.write_default(meta, settings)
+if settings.paused then
+  paused_list.take_over(paused, wait)
+end
+
+local ids, keys = {}, {}
+for index = 1, count do
+  local given = ARGV[rest + (index - 1) * STRIDE + 8]
+  ids[index] = given ~= "" and given or place.whole(first_number + index)
+  keys[index] = base .. ids[index]
+end
+local all_free = redis.call("EXISTS", unpack(keys)) == 0   -- one look for all; only where some id is taken is each looked at
+local added_here = {}
+
+--- Whether a job of this id is there.
+local function is_taken(job_id)
+  return added_here[job_id] or (not all_free and redis.call("EXISTS", base .. job_id) == 1)
+end
+
+-- Who is new, and what goes into wait as it is; then into wait at once: membership comes before decoration.
+local new, ahead, behind = {}, {}, {}
+for index = 1, count do
+  local at = rest + (index - 1) * STRIDE
+  new[index] = not is_taken(ids[index])
+  while not new[index] and ARGV[at + 8] == "" do   -- the counter went back, with a restored snapshot perhaps
+    ids[index] = place.whole(redis.call("INCR", id))
+    new[index] = not is_taken(ids[index])
   end
-  if index == 0 then
-    queue_meta.write_default(meta, settings)
-    if settings.paused then
-      paused_list.take_over(paused, wait)
-    end
+  added_here[ids[index]] = true
+  if new[index] and ARGV[at + 4] == "0" and ARGV[at + 5] == "" and ARGV[at + 6] == "0" then
+    local line = ARGV[at + 7] == "1" and ahead or behind
+    line[#line + 1] = ids[index]
   end
-  if added then
+end
+if #behind > 0 then
+  redis.call("LPUSH", wait, unpack(behind))
+end
+if #ahead > 0 then
+  redis.call("RPUSH", wait, unpack(ahead))
+end
+
+local reply = { now_text }
+local runnable, later = #behind + #ahead > 0, false
+for index = 1, count do
+  local at = rest + (index - 1) * STRIDE
+  local job_id = ids[index]
+  if new[index] then
+    local timestamp, due = ARGV[at + 3], ARGV[at + 5]
+    local delay_text, priority = ARGV[at + 4], ARGV[at + 6]
     local timestamp_text = timestamp ~= "" and timestamp or now_text
     if due ~= "" then
-      delay = tonumber(due) > now and math.max(0, tonumber(due) - tonumber(timestamp_text)) or 0
+      delay_text = tonumber(due) > now and place.whole(math.max(0, tonumber(due) - tonumber(timestamp_text))) or "0"
     end
-    new_job.store(q, job_id, ARGV[at], ARGV[at + 1], ARGV[at + 2], timestamp_text, place.whole(delay), ARGV[at + 6])
-    if new_job.put(q, job_id, tonumber(timestamp_text), delay, priority, ARGV[at + 7] == "1") == "delayed" then
+    new_job.store(q, job_id, ARGV[at], ARGV[at + 1], ARGV[at + 2], timestamp_text, delay_text, priority)
+    if delay_text == "0" and due == "" and priority == "0" then
+      redis.call("XADD", events, "*", "event", "waiting", "jobId", job_id)
+    elseif new_job.put(q, job_id, tonumber(timestamp_text), tonumber(delay_text), tonumber(priority),
+      ARGV[at + 7] == "1") == "delayed" then
       later = true
     else
       runnable = true
@@ -75,7 +110,7 @@ for index = 0, count - 1 do
     redis.call("XADD", events, "*", "event", "duplicated", "jobId", job_id)
   end
   reply[#reply + 1] = job_id
-  reply[#reply + 1] = added and 1 or 0
+  reply[#reply + 1] = new[index] and 1 or 0
 end
 
 if runnable and not queue_meta.closed(settings, active) then

@@ -50,6 +50,7 @@ if not settings.paused and resent ~= "1" and check.list(wait) == 0 and check.zse
 end
 
 neighbours.look(q, settings)
+check.stream(events)
 if settings.paused then
   paused_list.take_over(paused, wait)
 end

@@ -52,10 +52,9 @@ end
 
 -- Everything that may be wrong is found before the first write.
 local settings = queue_meta.read(meta)
-neighbours.look(q, settings)
+local active_length = neighbours.look(q, settings)
 check.zset(completed)
-check.set(stalled)
-check.counter(q.pc)
+local marked = check.set(stalled) > 0
 if metrics_points > 0 then
   metrics.look(base .. "metrics:completed")
   metrics.look(base .. "metrics:failed")
@@ -72,11 +71,12 @@ for index = 0, outcomes - 1 do
     family_keys[#family_keys + 1] = key .. ":unsuccessful"
   end
 end
-local state = leaving.survey(q, lock_keys)
+local state = leaving.survey(q, lock_keys, active_length, marked)
 -- One look for all: only where some child is pending or has failed is each job asked (jobs without children are the rule).
 local has_children = #family_keys > 0 and redis.call("EXISTS", unpack(family_keys)) > 0
 
-redis.call("XTRIM", events, "MAXLEN", "~", settings.max_events)   -- first, so that a full memory does not refuse the rest
+-- The first write, so that a full memory does not refuse the rest; and the look at the events.
+check.read("stream", "XTRIM", events, "MAXLEN", "~", settings.max_events)
 queue_meta.write_default(meta, settings)
 if settings.paused then
   paused_list.take_over(paused, wait)
@@ -147,6 +147,7 @@ local function finish(kind, job_id, job_token, value, index, rule, fields, attem
   end
   local unique = job[4] and dedup.look(q, job[4])
   local count_made = (tonumber(job[2] or job[5] or "0") or 0) + 1
+  q.bare = q.bare and not parent and not unique
 
   if not leaving.leave(q, state, job_id, job_token, fields) then
     return -3
@@ -199,6 +200,7 @@ local function put_back(kind, job_id, job_token, value, index, more)
   if kind == "delayed" and not delay then
     error("BROKEN delay " .. value, 0)
   end
+  q.bare = false
   if kind == "retry" and not promoted then
     promoted = true
     if promotion.run(q, now) > 0 then
@@ -283,7 +285,7 @@ if runnable and not queue_meta.closed(settings, active) then
 end
 
 local jobs, dropped = {}, {}
-local taken, flags, limited_ms, next_due = 0, 0, 0, "0"
+local taken, flags, limited_ms, next_due = 0, 0, 0
 if count > 0 then
   local want = {
     count = count, token = token, lock_ms = lock_ms, worker = worker, limiter_max = tonumber(limiter_max),
@@ -291,10 +293,7 @@ if count > 0 then
   }
   taken, flags, limited_ms, next_due, dropped = fetching.run(q, settings, want, now, now_text, jobs)
 else
-  local first = redis.call("ZRANGE", delayed, "0", "0", "WITHSCORES")
-  if first[2] then
-    next_due = place.whole(math.floor(tonumber(first[2]) / place.TICK))
-  end
+  next_due = fetching.next_due(q)
 end
 if taken == 0 then
   if next_due ~= "0" then

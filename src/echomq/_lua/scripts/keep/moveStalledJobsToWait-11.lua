@@ -38,6 +38,26 @@ if step == 0 then
   end
 end
 
+--- Drops the records of lanes that nobody has used for an hour: some at random each time, so that all are met in time.
+local function forget_lanes(now)
+  local lanes = redis.call("HRANDFIELD", calls, "64", "WITHVALUES")
+  for index = 1, #lanes, 2 do
+    local used = tonumber(string.match(lanes[index + 1], "^%d+:(%d+):") or "")
+    if lanes[index] ~= lane and used and now - used > FORGET_AFTER_MS then
+      redis.call("HDEL", calls, lanes[index])
+    end
+  end
+end
+
+if step == 0 and redis.call("EXISTS", active, stalled, suspects, paused) == 0 then
+  -- Nothing is in flight: the sweep of an idle queue, every few seconds.
+  local now, now_text = clock.read(clock_given)
+  redis.call("DEL", suspects)   -- a write that a full memory does not refuse, nor then the rest
+  redis.call("SET", check_at, now_text, "PX", interval_ms)
+  forget_lanes(now)
+  return calls_kept.keep(calls, lane, number, now, now_text, { now_text, tonumber(interval_ms), 0 })
+end
+
 local settings = queue_meta.read(meta)
 check.list(wait)
 check.list(active)
@@ -54,13 +74,7 @@ local now, now_text = clock.read(clock_given)
 redis.call("XTRIM", events, "MAXLEN", "~", settings.max_events)   -- first, so that a full memory does not refuse the rest
 if step == 0 then
   redis.call("SET", check_at, now_text, "PX", interval_ms)
-  local lanes = redis.call("HRANDFIELD", calls, "64", "WITHVALUES")
-  for index = 1, #lanes, 2 do
-    local used = tonumber(string.match(lanes[index + 1], "^%d+:(%d+):") or "")
-    if lanes[index] ~= lane and used and now - used > FORGET_AFTER_MS then
-      redis.call("HDEL", calls, lanes[index])
-    end
-  end
+  forget_lanes(now)
 end
 if settings.paused then
   paused_list.take_over(paused, wait)
