@@ -154,7 +154,8 @@ class Worker:
     @property
     def is_running(self) -> bool:
         """Whether it works now, or is stopping."""
-        return self._session is not None and not self._session.task.done()
+        session = self._session
+        return session is not None and not session.task.done() and not session.task.get_loop().is_closed()
 
     @property
     def is_paused(self) -> bool:
@@ -222,7 +223,7 @@ class Worker:
             OutcomesNotStored: the server was away; names the jobs, which will run again.
         """
         session = self._session
-        if session is not None:
+        if session is not None and not session.task.get_loop().is_closed():
             session.stop(hurry=force)
             await self._wait_for(session)
 
@@ -323,6 +324,8 @@ class _Session:
                 crew.hurry()
             logger.info("worker %s works on %s with %d slots", worker.name, worker.queue, worker._plan.concurrency)
             left = await crew.work(self._stop, until_empty=self._until_empty)
+            if left:  # said here too: who was cancelled while it waited for the end hears nothing else
+                logger.error("worker %s: %s", worker.name, OutcomesNotStored([held.job.id for held in left]))
             logger.info("worker %s has stopped", worker.name)
             return left
         finally:
