@@ -101,11 +101,13 @@ async def test_a_cancelled_caller_waits_for_the_function_however_often_it_is_can
 
 
 async def test_what_has_ended_before_it_was_told_to_stop_keeps_its_value(threads: Threads) -> None:
-    task = asyncio.create_task(threads.run(lambda: "done", threading.Event()))
+    let_go = threading.Event()
+    task = asyncio.create_task(threads.run(lambda: let_go.wait(10), threading.Event()))
     await wait_until(lambda: threads._waited_for)
     [ended] = threads._waited_for
     ended.add_done_callback(lambda _: task.cancel())
-    assert await task == "done"
+    let_go.set()
+    assert await task is True
     threads.close()
 
 
