@@ -69,12 +69,14 @@ class EchoMQ:
         hash_tag: bool | None = None,
     ) -> None:
         self._connection = Connection.of(connection)
-        self._owns_connection = not isinstance(connection, Connection)
         self._prefix = prefix
         self._hash_tag = hash_tag
         self._tasks: dict[str, Task[Any, Any]] = {}
         self._queues: dict[str, Queue] = {}
         self._unknown_logged = -_LOG_EVERY
+
+    def __repr__(self) -> str:
+        return f"<EchoMQ at {self._connection.where}, {len(self._tasks)} tasks>"
 
     async def __aenter__(self) -> Self:
         return self
@@ -177,6 +179,11 @@ class EchoMQ:
         }
 
         def make(made: Callable[..., Any]) -> Task[Any, Any]:
+            if not callable(made):
+                raise InvalidOption(
+                    f"@app.task({made!r}): must be a function; for the name of a queue write queue={made!r}"
+                )
+            self.queue(queue)  # its name is checked where it is written
             task_name = name if name is not None else made.__name__
             if task_name in self._tasks:
                 raise InvalidOption(
@@ -232,11 +239,13 @@ class EchoMQ:
                 group.create_task(worker.run())
 
     async def close(self) -> None:
-        """Closes its queues, and its connection if it made it. Workers stop by themselves or by being cancelled."""
-        for queue in self._queues.values():
+        """Closes its queues, and with the last of them the sockets. Workers stop by themselves or by being cancelled.
+
+        The app may be used again; a ``Connection`` that it was given stays yours.
+        """
+        queues, self._queues = self._queues, {}
+        for queue in queues.values():
             await queue.close()
-        if self._owns_connection:
-            await self._connection.close()
 
     # -- inside ------------------------------------------------------------------------------------------------------------
 

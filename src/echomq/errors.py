@@ -79,8 +79,8 @@ class JobFailed(EchoMQError):
         reason: the message of the error that ended it.
     """
 
-    def __init__(self, job_id: str, reason: str) -> None:
-        super().__init__(f"job {job_id!r} failed: {reason}")
+    def __init__(self, job_id: str, reason: str, queue: str | None = None) -> None:
+        super().__init__(f"job {job_id!r}{'' if queue is None else f' of queue {queue!r}'} failed: {reason}")
         self.job_id = job_id
         self.reason = reason
 
@@ -97,10 +97,10 @@ class JobRemoved(EchoMQError):
 
 
 class ResultUnavailable(EchoMQError):
-    """The job completed, but what its handler returned could not be encoded."""
+    """The job completed, but what its handler returned could not be encoded, or does not fit the type that was asked for."""
 
     def __init__(self, job_id: str, reason: str) -> None:
-        super().__init__(f"job {job_id!r} completed, but its result could not be stored: {reason}")
+        super().__init__(f"job {job_id!r} completed, but its result is not to be had: {reason}")
         self.job_id = job_id
         self.reason = reason
 
@@ -182,7 +182,7 @@ class OutcomesNotStored(EchoMQError):
 
     def __init__(self, job_ids: Sequence[str]) -> None:
         super().__init__(
-            f"the server was away while the worker stopped; {len(job_ids)} jobs will run again: {', '.join(job_ids)}"
+            f"the server was away while the worker stopped; jobs that will run again ({len(job_ids)}): {', '.join(job_ids)}"
         )
         self.job_ids = list(job_ids)
 

@@ -14,7 +14,7 @@ from echomq._store import control, read
 from echomq._store.codec import StoredJob, decode_json, public_options
 from echomq._store.events import Ending, result_of
 from echomq._store.home import Home
-from echomq.errors import BrokenKey, JobFailed, JobRemoved, ResultTimeout, ResultUnavailable
+from echomq.errors import BrokenKey, EchoMQError, JobFailed, JobRemoved, ResultTimeout, ResultUnavailable
 from echomq.models import JobOptions, JobState, Parent
 from echomq.options import JSON, UNSET, Duration, to_seconds
 
@@ -36,7 +36,7 @@ class Job(Generic[R]):
         >>> await job.result(timeout=10)
     """
 
-    __slots__ = ("_cancelled", "_data", "_home", "_returns", "_state", "_stored")
+    __slots__ = ("_cancelled", "_data", "_duplicate", "_home", "_returns", "_state", "_stored")
 
     def __init__(
         self,
@@ -53,6 +53,7 @@ class Job(Generic[R]):
         self._cancelled = cancelled
         self._returns = returns
         self._data: Any = UNSET
+        self._duplicate = False
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {self.name} of {self.queue_name}>"
@@ -99,6 +100,11 @@ class Job(Generic[R]):
     def state(self) -> JobState | None:
         """Where it was when the record was read; None where that is not known, as in a handler."""
         return self._state
+
+    @property
+    def duplicate(self) -> bool:
+        """Whether the add that gave this record changed nothing, because a job of its id was there: this one."""
+        return self._duplicate
 
     @property
     def timestamp(self) -> datetime | None:
@@ -240,7 +246,7 @@ class Job(Generic[R]):
                 ending = await result_of(self._home.line, self.id)
         except TimeoutError:
             raise ResultTimeout(
-                f"job {self.id!r} of queue {self.queue_name!r} has not ended within {seconds:g} s; it goes on"
+                f"job {self.id!r} of queue {self.queue_name!r} has not ended within {seconds:g} s; {await self._so_far()}"
             ) from None
         return self._outcome(ending)
 
@@ -255,21 +261,45 @@ class Job(Generic[R]):
             >>> (await job.result()).row
         """
         decoder = msgspec.json.Decoder(kind)
-        return Job(self._stored, self._home, self._state, cancelled=self._cancelled, returns=decoder.decode)
+        made = Job(self._stored, self._home, self._state, cancelled=self._cancelled, returns=decoder.decode)
+        made._duplicate = self._duplicate
+        return made
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
+    def as_duplicate(self) -> Job[R]:
+        """For ``Queue``: the same record, marked as one that was there before."""
+        self._duplicate = True
+        return self
+
+    async def _so_far(self) -> str:
+        """For the message of a timeout: where the job is, if the server says so at once."""
+        try:
+            async with asyncio.timeout(0.5):
+                now = await self.refresh()
+        except (TimeoutError, EchoMQError):
+            now = None
+        if now is None or now.state is None:
+            return "it was not cancelled"
+        if now.state in ("waiting", "prioritized"):
+            return f"it is still {now.state}: is a worker of this queue running?"
+        return f"it is {now.state}, and goes on"
+
     def _outcome(self, ending: Ending) -> R:
         if ending.kind == "failed":
-            raise JobFailed(self.id, ending.text)
+            raise JobFailed(self.id, ending.text, self.queue_name)
         if ending.kind == "removed":
             raise JobRemoved(self.id)
         if ending.error is not None:
             raise ResultUnavailable(self.id, ending.error)
         try:
             return self._returns(ending.value)
+        except msgspec.ValidationError as error:
+            raise ResultUnavailable(
+                self.id, f"it does not fit the type that the task says it returns: {error}; it is {ending.value[:60]!r}"
+            ) from error
         except ValueError as error:
-            raise ResultUnavailable(self.id, f"what stands on the server cannot be read: {error}") from error
+            raise ResultUnavailable(self.id, f"what stands on the server is no JSON: {error}") from error
 
     def _json(self, field: bytes) -> Any:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Self
@@ -59,7 +60,7 @@ class Queue:
 
     async def add(
         self,
-        name: str,
+        name: str | JobSpec,
         data: JSON = UNSET,
         *,
         job_id: str | None = None,
@@ -80,11 +81,11 @@ class Queue:
         nothing twice. A paused queue takes jobs too.
 
         Args:
-            name: the task's name.
+            name: the task's name; or a whole ``JobSpec``, such as ``task.spec(…)`` gives, and then nothing else.
             data: anything that can be written as JSON (dataclasses, msgspec structs, dates, UUIDs, enums too); left
                 out, an empty object.
-            job_id: an id of your own. If a job of this id is there, nothing is changed; the record that you get then
-                shows what you asked for, and its ``state`` is None.
+            job_id: an id of your own. If a job of this id is there, nothing is changed; you get that job then, and its
+                ``duplicate`` is True.
             delay: seconds, or a ``timedelta``, before it may run.
             at: the moment (an aware ``datetime``) from which it may run; instead of ``delay``.
             priority: 0 (none: runs before all with one) or 1 … 2097151, lower first.
@@ -103,13 +104,15 @@ class Queue:
         Example:
             >>> job = await queue.add("enroll", {"learner": 7}, delay=5, attempts=3, backoff=Backoff.exponential(1))
         """
-        spec = JobSpec(
+        if isinstance(name, JobSpec) and data is not UNSET:
+            raise InvalidOption("a JobSpec has its data and its options already: give nothing else beside it")
+        spec = name if isinstance(name, JobSpec) else JobSpec(
             name, data, job_id, delay, at, priority, lifo, attempts, backoff, remove_on_complete, remove_on_fail,
             stack_trace_limit, timestamp,
         )  # fmt: skip
         new = encode_spec(spec)
         [added] = await self._home.line.add((new,))
-        return self._job(new, added)
+        return self._job(new, added) if added.new else await self._duplicate(new, added)
 
     async def add_bulk(self, jobs: Iterable[JobSpec]) -> list[Job[Any]]:
         """Adds many jobs, in order.
@@ -140,6 +143,12 @@ class Queue:
                     not_added=range(end if lost else start, len(new)),
                 ) from error
             made += map(self._job, part, results)
+        taken = [position for position, job in enumerate(made) if job.duplicate]
+        for start in range(0, len(taken), MOST_JOBS):
+            some = taken[start : start + MOST_JOBS]
+            for position, job in zip(some, await asyncio.gather(*(made[at].refresh() for at in some)), strict=True):
+                if job is not None:
+                    made[position] = job.as_duplicate()
         return made
 
     async def get_job(self, job_id: str) -> Job[Any] | None:
@@ -202,10 +211,15 @@ class Queue:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
 
+    async def _duplicate(self, new: NewJob, added: Added) -> Job[Any]:
+        """The job that had this id already, as it is; as it was asked for, if it has just gone."""
+        asked = self._job(new, added)
+        return ((await asked.refresh()) or asked).as_duplicate()
+
     def _job(self, new: NewJob, added: Added) -> Job[Any]:
         stored = StoredJob.from_new(added.job_id, new, added.at)
         if not added.new:
-            return Job(stored, self._home)
+            return Job(stored, self._home).as_duplicate()
         state: JobState = "waiting"
         if stored.fields[b"delay"] != b"0":
             state = "delayed"

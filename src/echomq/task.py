@@ -73,8 +73,7 @@ class Task(Generic[P, R]):
             ConnectionLost: the job may have been added. Enqueue it again with a ``job_id`` of your own to be sure that it is
                 there once.
         """
-        spec = self.spec(*args, **kwargs)
-        (job,) = await self._app.queue(self.queue).add_bulk([spec])
+        job = await self._app.queue(self.queue).add(self.spec(*args, **kwargs))
         return job if self._result_type is Any else job.returning(self._result_type)
 
     def options(
@@ -119,6 +118,8 @@ class Task(Generic[P, R]):
                 data.update(value)
             else:
                 data[parameter] = value
+                if parameter in self._types:
+                    self._check(parameter, value)
         return JobSpec(self.name, data, **self._options)
 
     def arguments(self, data: Any) -> dict[str, Any]:
@@ -141,9 +142,20 @@ class Task(Generic[P, R]):
             try:
                 converted[name] = msgspec.convert(value, types[name]) if name in types else value
             except msgspec.ValidationError as error:
-                raise Unrecoverable(f"argument {name!r} of task {self.name!r}: {error}") from None
+                raise Unrecoverable(f"argument {name}={value!r:.60} of task {self.name!r}: {error}") from None
         del bound
         return converted
+
+    def _check(self, parameter: str, value: Any) -> None:
+        """Refuses here what the worker would refuse."""
+        try:
+            plain = msgspec.to_builtins(value)
+        except (TypeError, ValueError, RecursionError, OverflowError):
+            return  # the encoder says what is wrong with it
+        try:
+            msgspec.convert(plain, self._types[parameter])
+        except msgspec.ValidationError as error:
+            raise TypeError(f"task {self.name!r}: argument {parameter}={value!r:.60}: {error}") from None
 
     @functools.cached_property
     def _types(self) -> dict[str, Any]:
@@ -175,6 +187,8 @@ class PlainTask(Task[P, R]):
 
 
 def _signature_of(function: Callable[..., Any], name: str, pass_job: bool) -> inspect.Signature:
+    if isinstance(function, type) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidOption(f"task {name!r}: {function!r} must be a function that returns, not a class or a generator")
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
     if pass_job:

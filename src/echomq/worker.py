@@ -23,7 +23,7 @@ from echomq._worker.held import Held
 from echomq._worker.presence import plain, worker_name
 from echomq._worker.pump import LONGEST_BLOCK
 from echomq.connection import Connection, Hub
-from echomq.errors import ConnectionLost, InvalidOption, OutcomesNotStored, ServerUnavailable
+from echomq.errors import ConnectionLost, InvalidOption, OutcomesNotStored, ServerUnavailable, StateError
 from echomq.job import Job
 from echomq.options import BackoffStrategy, Duration, Keep, Limiter, check_whole, to_seconds
 from echomq.queue import Queue
@@ -191,6 +191,7 @@ class Worker:
 
         Raises:
             UnsupportedServer: this server cannot be used.
+            StateError: the worker was stopped before it was ready.
         """
         session = self._session if self._session is not None else self._start()
         waiter = asyncio.create_task(session.is_ready.wait())
@@ -198,8 +199,9 @@ class Worker:
             await asyncio.wait({waiter, session.task}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiter.cancel()
-        if session.task.done() and not session.is_ready.is_set():
+        if not session.is_ready.is_set():
             session.task.result()
+            raise StateError(f"worker {self.name!r} was stopped before the server had answered it")
 
     async def pause(self) -> None:
         """Takes no more jobs until ``resume``. Running jobs go on; other workers are not affected."""

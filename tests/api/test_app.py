@@ -11,7 +11,19 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from echomq import Backoff, EchoMQ, EncodingError, InvalidOption, Job, JobFailed, JobSpec, Queue, Unrecoverable
+from echomq import (
+    Backoff,
+    EchoMQ,
+    EncodingError,
+    InvalidOption,
+    Job,
+    JobFailed,
+    JobSpec,
+    Queue,
+    ResultTimeout,
+    ResultUnavailable,
+    Unrecoverable,
+)
 
 
 @dataclass
@@ -89,7 +101,7 @@ async def test_data_is_an_object_of_named_arguments_so_that_any_program_can_add_
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({"learner": "seven"}, "argument 'learner' of task 'enroll': Expected `int`, got `str`"),
+        ({"learner": "seven"}, "argument learner='seven' of task 'enroll': Expected `int`, got `str`"),
         ({}, "missing a required argument: 'learner'"),
         ({"learner": 7, "room": 3}, "unexpected keyword argument 'room'"),
         ([7], "takes an object of named arguments"),
@@ -112,12 +124,14 @@ async def test_data_that_does_not_fit_fails_the_job_at_once_and_says_why(app: Ec
 
 async def test_wrong_calls_are_refused_where_they_are_made(app: EchoMQ) -> None:
     @app.task
-    async def enroll(learner: int) -> None: ...
+    async def enroll(learner: int, grade: float = 1.0) -> None: ...
 
     with pytest.raises(TypeError, match="task 'enroll': missing a required argument: 'learner'"):
         await enroll.enqueue()  # type: ignore[call-arg]
-    with pytest.raises(EncodingError, match=r"data\.learner is nan"):
-        await enroll.enqueue(float("nan"))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="task 'enroll': argument learner='seven': Expected `int`, got `str`"):
+        await enroll.enqueue("seven")  # type: ignore[arg-type]
+    with pytest.raises(EncodingError, match=r"data\.grade is nan"):
+        await enroll.enqueue(7, float("nan"))
     assert await app.queue("default").counts("waiting") == {"waiting": 0}
 
 
@@ -228,6 +242,12 @@ async def test_names_are_taken_once_and_arguments_need_names(app: EchoMQ) -> Non
         app.task(name="enroll")(lambda: None)
     with pytest.raises(InvalidOption, match="has no name that a job's data could carry"):
         app.task(name="positional")(lambda *numbers: None)
+    with pytest.raises(InvalidOption, match="write queue='shop'"):
+        app.task("shop")  # type: ignore[call-overload]
+    with pytest.raises(InvalidOption, match="must not contain ':'"):
+        app.task(name="elsewhere", queue="a:b")(lambda: None)
+    with pytest.raises(InvalidOption, match="not a class or a generator"):
+        app.task(name="class")(Seat)
     with pytest.raises(InvalidOption, match="must take the job as first argument"):
         app.task(name="jobless", pass_job=True)(lambda: None)  # type: ignore[arg-type, misc]
 
@@ -242,6 +262,46 @@ async def test_nothing_connects_before_the_first_call(monkeypatch: pytest.Monkey
     monkeypatch.delenv("ECHOMQ_URL", raising=False)
     with pytest.raises(InvalidOption, match="ECHOMQ_URL"):
         EchoMQ()
+
+
+async def test_an_app_may_be_closed_and_used_again(url: str) -> None:
+    app = EchoMQ(url)
+
+    @app.task
+    async def one() -> int:
+        return 1
+
+    for _ in range(2):
+        async with app, app.worker():
+            assert await (await one.enqueue()).result(timeout=10) == 1
+
+
+async def test_an_id_that_is_taken_gives_the_job_that_has_it(app: EchoMQ) -> None:
+    @app.task
+    async def pack(order: int) -> None: ...
+
+    first = await pack.options(job_id="order-17").enqueue(17)
+    second = await pack.options(job_id="order-17").enqueue(18)
+    assert (first.duplicate, second.duplicate) == (False, True)
+    assert (second.id, second.data, second.state) == ("order-17", {"order": 17}, "waiting")
+
+
+async def test_a_result_that_does_not_fit_says_so(app: EchoMQ) -> None:
+    @app.task
+    async def count() -> int:
+        return "seven"  # type: ignore[return-value]
+
+    async with app.worker():
+        with pytest.raises(ResultUnavailable, match="does not fit the type that the task says it returns"):
+            await (await count.enqueue()).result(timeout=10)
+
+
+async def test_a_timeout_of_result_says_where_the_job_is(app: EchoMQ) -> None:
+    @app.task
+    async def nobody() -> None: ...
+
+    with pytest.raises(ResultTimeout, match="it is still waiting: is a worker of this queue running"):
+        await (await nobody.enqueue()).result(timeout=0.05)
 
 
 async def test_work_runs_every_queue_that_a_task_names(app: EchoMQ) -> None:

@@ -119,10 +119,11 @@ async def test_an_id_of_ones_own_adds_once(queue: Queue) -> None:
     first = await queue.add("enroll", {"learner": 7}, job_id="learner-7")
     again = await queue.add("enroll", {"learner": 8}, job_id="learner-7")
     assert first.id == again.id == "learner-7"
-    assert (first.state, again.state) == ("waiting", None)
-    stored = await queue.get_job("learner-7")
-    assert stored is not None
-    assert stored.data == {"learner": 7}
+    assert (first.duplicate, again.duplicate) == (False, True)
+    assert (again.state, again.data) == ("waiting", {"learner": 7})
+    bulk = await queue.add_bulk([JobSpec("enroll", {"learner": 9}, job_id="learner-7"), JobSpec("enroll")])
+    assert [(job.duplicate, job.data) for job in bulk] == [(True, {"learner": 7}), (False, {})]
+    await bulk[1].remove()
     assert await queue.counts("waiting") == {"waiting": 1}
 
 
