@@ -14,11 +14,11 @@ from typing import IO, Any
 
 import pytest
 
-from echomq import Queue
+from echomq import JobFailed, Queue
 from tests.support.server import Server
 from tests.support.wait import wait_until
 
-APP = """
+APP = """\
 import asyncio, os, time
 from echomq import EchoMQ, Worker
 
@@ -211,16 +211,21 @@ async def test_without_a_server_at_the_end_it_names_the_jobs(
     command.send(signal.SIGTERM)
     code, _, log = command.end(timeout=30)
     assert code == 75
-    assert "1 jobs will run again: 1" in log
+    assert "jobs that will run again (1): 1" in log
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["program"], "must be package.module:name"),
-        (["nowhere:app"], "there is no module 'nowhere'"),
-        (["program:nothing"], "nothing"),
-        (["program:number"], "is a int; it must be an EchoMQ or a Worker"),
+        (["program.py:app"], "must name a module, not a file; write program:app"),
+        (["./program.py"], "must name a module, not a file; write program:app"),
+        (["deep/er/program.py:jobs"], "write deep.er.program:jobs"),
+        (["../program.py:app"], "not a file; run the command in its folder"),
+        (["nowhere:app"], "there is no module 'nowhere' in /"),
+        (["program:nothing"], "the module program has no 'nothing'; it has: app, empty"),
+        (["program:number"], "must name an EchoMQ or a Worker, and is of type int; it has: app, empty"),
+        (["os:name"], "it has no EchoMQ and no Worker at all"),
         (["program:empty"], "has no task"),
         (["program:app", "a:b"], "must not contain ':'"),
         (["program:app", "--log-level", "loud"], "must be debug, info, warning or error"),
@@ -233,8 +238,72 @@ def test_wrong_words_are_refused(start: Callable[..., Command], words: list[str]
     assert said in log
 
 
-def test_the_version() -> None:
-    shown = subprocess.run(
-        [sys.executable, "-m", "echomq.cli", "--version"], capture_output=True, text=True, check=True
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import nothing_of_this_name", "No module named 'nothing_of_this_name'"),
+        ("import other", "ZeroDivisionError: division by zero"),
+        ("def", "SyntaxError"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_shows_its_own_traceback(
+    start: Callable[..., Command], tmp_path: Path, text: str, said: str
+) -> None:
+    (tmp_path / "broken.py").write_text(text)
+    (tmp_path / "other.py").write_text("1 / 0")
+    code, _, log = start("broken:app").end()
+    assert code == 1
+    lines = log.splitlines()
+    assert lines[0] == "'broken:app': the module broken cannot be imported:"
+    files = [line.split('"')[1] for line in lines if line.startswith("  File ")]
+    assert files[0].endswith("broken.py")
+    assert not any("echomq" in Path(file).parts or "importlib" in file for file in files)
+    assert said in log
+    assert "During handling" not in log
+
+
+async def test_a_queue_that_no_task_names_is_said_once(start: Callable[..., Command]) -> None:
+    command = start("program:app", "cli", "qwerty", "--processes", "2")
+    await command.ready()
+    command.send(signal.SIGTERM)
+    code, _, log = command.end()
+    assert code == 0
+    assert log.count("no task of program:app names the queue 'qwerty'; its tasks name: 'cli'") == 1
+
+
+@pytest.mark.parametrize("words", [[], ["--processes", "2"]])
+async def test_without_a_server_it_is_never_ready(start: Callable[..., Command], words: list[str]) -> None:
+    command = start("program:app", *words, url="redis://127.0.0.1:1")
+    await command.says("waits for the server")
+    command.send(signal.SIGINT)
+    code, events, log = command.end()
+    assert code == 0
+    assert [event["event"] for event in events] == ["stopped"]
+    assert log.count("a second signal (or Ctrl-C) gives them back at once") == 1
+
+
+async def test_an_error_does_not_carry_that_uvloop_is_missing(
+    start: Callable[..., Command], url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "uvloop.py").write_text("raise ModuleNotFoundError(\"No module named 'uvloop'\", name='uvloop')")
+    (tmp_path / "raising.py").write_text(
+        "from echomq import EchoMQ\napp = EchoMQ()\n@app.task(queue='cli')\nasync def fail() -> None: raise OSError('x')\n"
     )
+    command = start("raising:app")
+    await command.ready()
+    async with Queue("cli", connection=url) as queue:
+        job = await queue.add("fail")
+        with pytest.raises(JobFailed):
+            await job.result(timeout=10)
+        found = await job.refresh()
+        assert found is not None
+        assert "OSError: x" in found.stacktrace[0]
+        assert "uvloop" not in found.stacktrace[0]
+    command.send(signal.SIGTERM)
+    assert command.end()[0] == 0
+
+
+@pytest.mark.parametrize("module", ["echomq", "echomq.cli"])
+def test_the_version(module: str) -> None:
+    shown = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
     assert shown.stdout.startswith("echomq ")

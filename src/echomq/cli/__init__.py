@@ -30,6 +30,7 @@ def main() -> None:
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
+        rich_markup_mode=None,
         help="EchoMQ: a reliable job queue on Redis or Valkey.",
     )
 

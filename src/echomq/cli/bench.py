@@ -6,7 +6,6 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Coroutine
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final
 
@@ -15,6 +14,7 @@ import typer
 from echomq import Connection, EchoMQError, Job, JobSpec, Keep, Queue, ServerError, Worker
 from echomq._redis.client import Link
 from echomq._store.keys import QueueKeys
+from echomq.cli._loop import run_in_loop
 
 _BULK: Final = 1000
 _PICK_UPS: Final = 200
@@ -37,21 +37,28 @@ class Measured:
 
 
 def bench(
-    jobs: Annotated[int, typer.Option(min=100, max=1_000_000, help="How many jobs to add in bulk and drain.")] = 20_000,
-    concurrency: Annotated[int, typer.Option(min=1, max=10_000, help="How many of them run at once.")] = 100,
+    jobs: Annotated[
+        int, typer.Option(min=100, max=1_000_000, metavar="N", help="How many jobs to add in bulk and drain.")
+    ] = 20_000,
+    concurrency: Annotated[
+        int, typer.Option(min=1, max=10_000, metavar="N", help="How many of them run at once.")
+    ] = 100,
     url: Annotated[
         str | None,
-        typer.Option(help="A server of yours. Left out: an embedded one, for this run.", show_default=False),
+        typer.Option(
+            metavar="URL", help="A server of yours. Left out: an embedded one, for this run.", show_default=False
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure adding, draining and latency with jobs that do nothing, in one process, on a queue of this run's own.
+    """Measure adding, draining and latency with jobs that do nothing.
 
-    The queue has a random name, and everything of it is removed at the end. Exit code 1: the server could not be used.
+    In one process, on a queue of this run's own: it has a random name, and everything of it is removed at the end.
+    Exit code 1: the server could not be used.
     """
     try:
         connection = Connection(url or "embedded://memory")
-        measured = _run(_bench(connection, jobs, concurrency))
+        measured = run_in_loop(_bench(connection, jobs, concurrency))
     except EchoMQError as error:
         typer.echo(f"echomq bench: {error}", err=True)
         raise typer.Exit(1) from error
@@ -67,15 +74,6 @@ def bench(
         typer.echo(f"{what:<16} {rate:>10,.0f} jobs/s")
     latencies = f"p50 {measured.latency_p50_ms:.2f} ms, p99 {measured.latency_p99_ms:.2f} ms"
     typer.echo(f"{'pick-up latency':<16} {latencies} (from before the add to the handler, of an idle worker)")
-
-
-def _run(measuring: Coroutine[Any, Any, Measured]) -> Measured:
-    """In the event loop that ``echomq worker`` takes too."""
-    try:
-        import uvloop
-    except ModuleNotFoundError:
-        return asyncio.run(measuring)
-    return uvloop.run(measuring)
 
 
 async def _bench(connection: Connection, jobs: int, concurrency: int) -> Measured:

@@ -17,24 +17,36 @@ BAD_INPUT = 2
 def demo(
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="How many enrolments. Left out: all valid rows of the roster.", show_default=False),
+        typer.Option(
+            min=1, metavar="N", help="How many enrolments. Left out: all valid rows of the roster.", show_default=False
+        ),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Worker processes at a time.")] = 4,
-    kills: Annotated[int, typer.Option(min=0, max=1000, help="How many workers to kill (SIGKILL), each replaced.")] = 6,
+    workers: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Worker processes at a time.")] = 4,
+    kills: Annotated[
+        int, typer.Option(min=0, max=1000, metavar="N", help="How many workers to kill (SIGKILL), each replaced.")
+    ] = 6,
     input: Annotated[
         Path | None,
-        typer.Option(help="A roster: CSV with the columns learner, course and, if wanted, seats.", show_default=False),
+        typer.Option(
+            metavar="FILE",
+            help="A roster: CSV with the columns learner, course and, if wanted, seats.",
+            show_default=False,
+        ),
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option(help="A server of yours. Left out: an embedded one, for this run.", show_default=False),
+        typer.Option(
+            metavar="URL", help="A server of yours. Left out: an embedded one, for this run.", show_default=False
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end, and nothing else.")
     ] = False,
-    seed: Annotated[int | None, typer.Option(help="Repeats the choices of an earlier run.", show_default=False)] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="Repeats the choices of an earlier run.", show_default=False)
+    ] = None,
 ) -> None:
-    """Enrol learners into courses while workers are killed and frozen, and audit what came of it.
+    """Enrol learners while workers are killed, and audit what came of it.
 
     Exit code 0: the audit is clean. 1: it is not, or there was no getting to it. 2: the demo cannot start.
     """

@@ -11,7 +11,11 @@ import typer
 from echomq._redis import embedded
 from echomq.errors import EchoMQError
 
-app: typer.Typer = typer.Typer(no_args_is_help=True, help="Look at, start and stop the embedded server (embedded://NAME).")
+app: typer.Typer = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Look at, start and stop the embedded server (embedded://NAME).",
+)
 
 Name = Annotated[str, typer.Argument(help="The server's name, as in embedded://NAME.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

@@ -13,13 +13,16 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType, TracebackType
 from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
 from echomq import EchoMQ, EchoMQError, OutcomesNotStored, Worker
+from echomq.cli._loop import run_in_loop
 
 EXIT_NOT_STORED: Final = 75
 """EX_TEMPFAIL: the server was away while the worker stopped; the jobs that it names will run again."""
@@ -34,18 +37,23 @@ def worker(
     queues: Annotated[
         list[str] | None, typer.Argument(help="Queues to work; left out, those that its tasks name.")
     ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Jobs at once, for each queue and process.")] = 10,
-    processes: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
-    shutdown_timeout: Annotated[float, typer.Option(min=0, help="Seconds that running jobs get to finish.")] = 25.0,
+    concurrency: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Jobs at once, for each queue and process.")
+    ] = 10,
+    processes: Annotated[int, typer.Option(min=1, metavar="N", help="Worker processes.")] = 1,
+    shutdown_timeout: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="What running jobs get to finish.")
+    ] = 25.0,
     ready_file: Annotated[
-        Path | None, typer.Option(help="Touched when every process takes jobs; removed at the end.")
+        Path | None, typer.Option(metavar="FILE", help="Touched when every process takes jobs; removed at the end.")
     ] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = "info",
     as_json: Annotated[bool, typer.Option("--json", help="Print events (ready, stopped) as JSON lines.")] = False,
 ) -> None:
-    """Take jobs and run them, until SIGTERM or SIGINT: then let jobs finish, cancel what is left and give it back.
+    """Take jobs and run them, until SIGTERM or SIGINT (Ctrl-C).
 
-    A second signal gives running jobs back at once. Exit code 75: the server was away, and outcomes could not be stored.
+    Then it fetches no more, lets running jobs finish, cancels what is left and gives it back, so that another worker runs
+    it. A second signal gives running jobs back at once. Exit code 75: the server was away, and outcomes could not be stored.
     """
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
@@ -53,14 +61,9 @@ def worker(
     logging.basicConfig(
         level=level, format="%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s", stream=sys.stderr
     )
-    found = _load(target)
-    if isinstance(found, Worker) and queues:
-        _refuse(f"{target} is a Worker, which has its queue; leave the queue names out")
+    workers = _workers(target, _load(target), queues or [], concurrency, shutdown_timeout)
     announce = _Announcer(ready_file, as_json)
-    if processes > 1:
-        code = _Group(processes, announce).run()
-    else:
-        code = _run(_workers(found, queues or [], concurrency, shutdown_timeout), announce)
+    code = _Group(processes, announce).run() if processes > 1 else run_in_loop(_work(workers, announce))
     announce.stopped(code)
     raise typer.Exit(code)
 
@@ -71,41 +74,91 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _load(target: str) -> EchoMQ | Worker:
-    module_name, colon, attribute = target.partition(":")
-    if not colon or not module_name or not attribute:
+    file, _, name = target.partition(":")
+    if file.endswith(".py") or "/" in file:
+        module_name = os.path.relpath(file).removesuffix(".py").replace("/", ".")
+        if module_name.startswith("."):
+            _refuse(f"{target!r}: must name a module, not a file; run the command in its folder")
+        _refuse(f"{target!r}: must name a module, not a file; write {module_name}:{name or 'app'}")
+    if not file or not name:
         _refuse(f"{target!r}: must be package.module:name, such as school:app")
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    module = _imported(target, file)
     try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
-            raise
-        _refuse(f"{target!r}: there is no module {error.name!r} here or on the path; run the command beside it")
-    try:
-        for part in attribute.split("."):
+        found: Any = module
+        for part in name.split("."):
             found = getattr(found, part)
-    except AttributeError as error:
-        _refuse(f"{target!r}: {error}")
+    except AttributeError:
+        _refuse(f"{target!r}: the module {file} has no {name!r}; {_what_it_has(module)}")
     if not isinstance(found, EchoMQ | Worker):
-        _refuse(f"{target!r} is a {type(found).__name__}; it must be an EchoMQ or a Worker")
+        _refuse(
+            f"{target!r}: must name an EchoMQ or a Worker, and is of type {type(found).__name__}; {_what_it_has(module)}"
+        )
     return found
 
 
-def _workers(found: EchoMQ | Worker, queues: Sequence[str], concurrency: int, shutdown_timeout: float) -> list[Worker]:
+def _imported(target: str, name: str) -> ModuleType:
+    folder = os.getcwd()
+    if "" not in sys.path and folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == name or (error.name is not None and name.startswith(f"{error.name}.")):
+            _refuse(
+                f"{target!r}: there is no module {error.name!r} in {folder} or on Python's path; run the command in the "
+                "folder where it is"
+            )
+        failure: Exception = error
+    except Exception as error:  # whatever the user's own code raises
+        failure = error
+    typer.echo(f"{target!r}: the module {name} cannot be imported:", err=True)
+    failure.__traceback__ = _from_the_module_on(failure.__traceback__)
+    traceback.print_exception(failure)
+    raise typer.Exit(1)
+
+
+def _from_the_module_on(trace: TracebackType | None) -> TracebackType | None:
+    """Without the frames that only say how we and importlib came to run the module."""
+    ours = (__file__, importlib.__file__, "<frozen importlib")
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(ours):
+        trace = trace.tb_next
+    return trace
+
+
+def _what_it_has(module: ModuleType) -> str:
+    names = sorted(name for name, value in vars(module).items() if isinstance(value, EchoMQ | Worker))
+    return f"it has: {', '.join(names)}" if names else "it has no EchoMQ and no Worker at all"
+
+
+def _workers(
+    target: str, found: EchoMQ | Worker, queues: Sequence[str], concurrency: int, shutdown_timeout: float
+) -> list[Worker]:
     if isinstance(found, Worker):
+        if queues:
+            _refuse(f"{target} is a Worker, which has its queue; leave the queue names out")
         return [found]
-    names = queues or sorted({task.queue for task in found.tasks.values()})
-    if not names:
+    named = sorted({task.queue for task in found.tasks.values()})
+    if not queues and not named:
         _refuse("the app has no task, so there is no queue to work: name one, or give the app a task")
     try:
-        return [found.worker(name, concurrency=concurrency, shutdown_timeout=shutdown_timeout) for name in names]
+        workers = [
+            found.worker(name, concurrency=concurrency, shutdown_timeout=shutdown_timeout) for name in queues or named
+        ]
     except EchoMQError as error:
         _refuse(str(error))
+    strange = [name for name in queues if name not in named]
+    if strange and _CHILD not in os.environ:
+        logging.getLogger("echomq").warning(
+            "no task of %s names the queue %s; its tasks name: %s",
+            target,
+            ", ".join(map(repr, strange)),
+            ", ".join(map(repr, named)) or "none",
+        )
+    return workers
 
 
 class _Announcer:
-    """Says when all is ready and when it has stopped: to people, programs, and whoever watches a file."""
+    """Says when all is ready, stops and has stopped: to people, programs, and whoever watches a file."""
 
     def __init__(self, ready_file: Path | None, as_json: bool) -> None:
         self._ready_file = ready_file
@@ -121,19 +174,19 @@ class _Announcer:
         else:
             print(f"ready: {', '.join(names)}", file=sys.stderr, flush=True)  # noqa: T201
 
+    def stopping(self) -> None:
+        if _CHILD not in os.environ:
+            print(  # noqa: T201
+                "stopping: running jobs may finish; a second signal (or Ctrl-C) gives them back at once",
+                file=sys.stderr,
+                flush=True,
+            )
+
     def stopped(self, code: int) -> None:
         if self._ready_file is not None:
             self._ready_file.unlink(missing_ok=True)
         if self._as_json and _CHILD not in os.environ:
             print(json.dumps({"event": "stopped", "code": code, "pid": os.getpid()}), flush=True)  # noqa: T201
-
-
-def _run(workers: list[Worker], announce: _Announcer) -> int:
-    try:
-        import uvloop
-    except ModuleNotFoundError:
-        return asyncio.run(_work(workers, announce))
-    return uvloop.run(_work(workers, announce))
 
 
 async def _work(workers: list[Worker], announce: _Announcer) -> int:
@@ -145,7 +198,9 @@ async def _work(workers: list[Worker], announce: _Announcer) -> int:
         nonlocal asked
         asked += 1
         stop.set()
-        if asked > 1:
+        if asked == 1:
+            announce.stopping()
+        else:
             closing.extend(loop.create_task(_quietly(one.close(force=True))) for one in workers)
 
     closing: list[asyncio.Task[None]] = []
@@ -153,7 +208,7 @@ async def _work(workers: list[Worker], announce: _Announcer) -> int:
         loop.add_signal_handler(number, on_signal)
     parent = loop.create_task(_parent_gone(stop)) if os.environ.get(_CHILD) else None
     running = [loop.create_task(one.run()) for one in workers]
-    ready = loop.create_task(_all_ready(workers, announce))
+    ready = loop.create_task(_all_ready(workers, announce, stop))
     stopping = loop.create_task(stop.wait())
     try:
         await asyncio.wait({stopping, *running}, return_when=asyncio.FIRST_COMPLETED)
@@ -175,10 +230,12 @@ async def _work(workers: list[Worker], announce: _Announcer) -> int:
     return code
 
 
-async def _all_ready(workers: list[Worker], announce: _Announcer) -> None:
+async def _all_ready(workers: list[Worker], announce: _Announcer, stop: asyncio.Event) -> None:
     with contextlib.suppress(EchoMQError):  # why a worker cannot start is said once, when it has ended
         await asyncio.gather(*(one.ready() for one in workers))
-        announce.ready([one.name for one in workers])
+        # The wait also ends when a worker stops before it was ready.
+        if not stop.is_set() and all(one.is_running for one in workers):
+            announce.ready([one.name for one in workers])
 
 
 async def _quietly(closing: Any) -> None:
@@ -223,6 +280,8 @@ class _Group:
         while self._children:
             while passed_on < len(self._signals):
                 passed_on += 1
+                if passed_on == 1:
+                    self._announce.stopping()
                 for child in self._children:
                     child.send_signal(signal.SIGTERM)
             self._listen()

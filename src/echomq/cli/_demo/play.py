@@ -431,16 +431,16 @@ def _notes(report: Report, wished: int) -> Iterator[str]:
         yield f"The jobs ran out before {wished} workers were killed."
     if report.guarded:
         yield (
-            f"{report.guarded} of the jobs that were delivered again had their seat already: their worker died after the "
+            f"Of the jobs that were delivered again, {report.guarded} had their seat already: their worker died after the "
             "commit, before the queue heard of it.\nThe guard answered already_enrolled and recorded nothing. At least "
             "once in delivery, exactly once in effect."
         )
     if report.failed:
-        yield f"[red]{report.failed} jobs failed.[/]"
+        yield f"[red]Jobs failed: {report.failed}.[/]"
     if report.torn:
-        yield f"[red]{report.torn} seats, roster rows or facts stand without the others.[/]"
+        yield f"[red]Seats, roster rows or facts that stand without the others: {report.torn}.[/]"
     if report.finished != report.jobs:
-        yield f"[red]{report.jobs - report.finished} jobs did not finish.[/]"
+        yield f"[red]Jobs that did not finish: {report.jobs - report.finished}.[/]"
     yield (
         f"[bold green]The audit is clean[/] after {report.seconds:.1f} s."
         if report.clean

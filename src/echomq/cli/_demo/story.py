@@ -44,11 +44,12 @@ class Story:
 
     def say(self, text: str) -> None:
         """One or more lines, in rich's markup."""
-        self.console.print(text)
+        # A file or a pipe has no width to fold the text to.
+        self.console.print(text, soft_wrap=not self.console.is_terminal)
 
     def warn(self, text: str) -> None:
         """What the user should know even with ``--json``, on standard error."""
-        Console(stderr=True, highlight=False).print(f"echomq demo: {text}", markup=False)
+        Console(stderr=True, highlight=False).print(f"echomq demo: {text}", markup=False, soft_wrap=True)
 
     def expect(self, jobs: int, naive: int) -> None:
         """How many jobs and list items there will be."""
