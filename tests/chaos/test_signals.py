@@ -168,6 +168,8 @@ async def kill_at_random(
         await programs[-1].ready()
         victim.send(signal.SIGCONT)
     await completed(queue, jobs, 60)
+    for program in programs:
+        program.kill()
     assert_sound(
         server, jobs=jobs, ended=[str(number) for number in range(1, jobs + 1)], starts=kills + 1, stalls=kills
     )
