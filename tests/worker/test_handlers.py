@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from echomq import Backoff, Job, JobFailed, Queue, ResultUnavailable, RetryLater, Unrecoverable, Worker
+from echomq._redis import wire
 from tests.support.audit import audit
 from tests.support.server import Server
 
@@ -246,3 +247,29 @@ async def test_a_subclass_of_timeout_is_told_from_a_timeout(server: Server) -> N
         job = await queue.add("work", {})
         with pytest.raises(JobFailed, match="TimeoutError"):
             await job.result(timeout=10)
+
+
+async def test_a_result_that_is_more_than_a_server_takes_holds_nobody_up(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "_MAX_ARGUMENT_BYTES", 100_000)
+    runs: list[str] = []
+    together = asyncio.Event()
+
+    async def handler(job: Job[Any]) -> str:
+        runs.append(job.id)
+        if len(runs) == 10:
+            together.set()
+        await together.wait()
+        return "x" * (200_000 if job.name == "huge" else 10)
+
+    async with Queue("q", connection=server.url) as queue:
+        async with Worker("q", handler, connection=server.url, concurrency=20):
+            jobs = [await queue.add("huge" if number % 3 == 0 else "small", {}) for number in range(10)]
+            for number, job in enumerate(jobs):
+                if number % 3 == 0:
+                    with pytest.raises(ResultUnavailable, match="longer than 100000 bytes"):
+                        await job.result(timeout=20)
+                else:
+                    assert await job.result(timeout=20) == "x" * 10
+    assert len(runs) == 10

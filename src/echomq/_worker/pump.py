@@ -248,8 +248,9 @@ class Pump:
                 if isinstance(error, StaleCall):
                     lane = Lane(self._link, self._keys)
                 self._tell_idle()
+                if not (isinstance(error, EncodingError) and ask.outcomes):  # else there is one the less to send
+                    await asyncio.sleep(_PAUSE_AFTER_ERROR)
                 ask = None
-                await asyncio.sleep(_PAUSE_AFTER_ERROR)
                 continue
             except BaseException:  # cancelled: its answer may hold jobs, so the lane that follows asks again
                 lane.step_back()
