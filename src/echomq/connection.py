@@ -23,7 +23,7 @@ from echomq._redis.connect import Settings
 from echomq._redis.embedded import EmbeddedServer, join, join_async
 from echomq._redis.embedded.places import MEMORY, check_name
 from echomq.errors import EchoMQError, InvalidOption, ServerUnavailable
-from echomq.options import Duration, to_seconds
+from echomq.options import Duration, shown, to_seconds
 
 _LOOKED_AFTER: Final = 1.0
 _log = logging.getLogger("echomq")
@@ -94,7 +94,7 @@ class Connection:
         if connection is None or isinstance(connection, str):
             return cls(connection)
         raise InvalidOption(
-            f"connection={connection!r}: must be a Connection or a URL; for a redis-py client use "
+            f"connection={shown(connection)}: must be a Connection or a URL; for a redis-py client use "
             "Connection.from_client(client)"
         )
 
@@ -147,7 +147,7 @@ class Connection:
     # -- for the rest of EchoMQ ----------------------------------------------------------------------------------------
 
     def acquire(self) -> Hub:
-        """Becomes a user of this connection in the running event loop; ``await hub.release()`` when done."""
+        """Not for users of EchoMQ. Makes its caller a user of what is open here; ``await hub.release()`` when done."""
         if self._closed:
             raise RuntimeError(f"{self!r} is closed: make a new one")
         loop = asyncio.get_running_loop()
@@ -161,7 +161,7 @@ class Connection:
         return hub
 
     def forget(self, hub: Hub) -> None:
-        """A hub is closing."""
+        """Not for users of EchoMQ. A hub is closing."""
         with self._guard:
             if self._hubs.get(hub.loop) is hub:
                 del self._hubs[hub.loop]
@@ -221,7 +221,7 @@ class Hub:
         target = self._target
         if isinstance(target, Settings):
             return target
-        if target.name == MEMORY:
+        if self._is_memory:
             return Settings.from_url((await asyncio.to_thread(_own_memory_server)).url)
         async with self._joining:
             if self._server is None:
@@ -258,7 +258,7 @@ class Hub:
 
     async def look_after(self, trouble: Exception) -> None:
         """To be awaited when the server seems away: puts an embedded server back into its place. Never raises."""
-        server = self._server
+        server = _memory_servers.get(os.getpid()) if self._is_memory else self._server
         if server is None or self._closed:
             return
         if self._looking is None:
@@ -310,6 +310,10 @@ class Hub:
             self._server.close()
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_memory(self) -> bool:
+        return isinstance(self._target, _Embedded) and self._target.name == MEMORY
 
     def _check_open(self) -> None:
         if self._closed:
@@ -374,9 +378,9 @@ def _target(url: str) -> Settings | _Embedded:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     fsync = options.pop("fsync", "everysec")
     if parts.path not in ("", "/") or parts.fragment or options or not url.lower().startswith("embedded://"):
-        raise InvalidOption(f"url={url!r}: write embedded://name, or embedded://name?fsync=always")
+        raise InvalidOption(f"url={shown(url)}: write embedded://name, or embedded://name?fsync=always")
     if fsync not in ("everysec", "always"):
-        raise InvalidOption(f"url={url!r}: fsync must be everysec or always")
+        raise InvalidOption(f"url={shown(url)}: fsync must be everysec or always")
     name = parts.netloc or "default"
     check_name(name)
     return _Embedded(name, fsync)

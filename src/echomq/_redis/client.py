@@ -229,8 +229,8 @@ async def open_pipe(settings: Settings, client_name: str | None, timeout: float)
                 if not greeted.cancelled():
                     greeted.exception()
         if pipe is not None and isinstance(error, ConnectionLost):
-            raise unavailable(settings.where, ConnectionResetError(pipe.ended), timeout) from error
+            raise unavailable(settings, ConnectionResetError(pipe.ended), timeout) from error
         if isinstance(error, Exception) and not isinstance(error, (ServerError, ServerUnavailable)):
-            raise unavailable(settings.where, error, timeout) from error
+            raise unavailable(settings, error, timeout) from error
         raise
     return pipe

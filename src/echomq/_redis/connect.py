@@ -8,6 +8,7 @@ was sent and whether its reply came.
 
 from __future__ import annotations
 
+import errno
 import inspect
 import re
 import socket
@@ -96,7 +97,9 @@ class Settings:
             )
         if scheme not in ("redis", "rediss", "unix"):
             raise _bad_url(
-                url, f"its scheme is {scheme or 'missing'}", "use redis://, rediss:// (TLS) or unix:///path/to.sock"
+                url,
+                f"its scheme is {scheme or 'missing'}",
+                "use redis://, rediss:// (TLS), unix:///path/to.sock or embedded://name",
             )
         if parts.fragment:
             raise _bad_url(url, "a URL of a server has no '#'", "write a '#' in a password as %23")
@@ -260,8 +263,23 @@ def check_greeting(
             # A user without these two rights can still work: the name is for people, and a refused PING is an answer.
             if reply.code == "NOPERM" and command[0] in ("CLIENT", "PING"):
                 continue
-            raise ServerError(f"{reply} (the answer of {where} to {command[0]!s})", code=reply.code)
+            raise ServerError(
+                f"{reply} (the answer of {where} to {command[0]!s}){_remedy(command, reply)}", code=reply.code
+            )
         raise reply
+
+
+def _remedy(command: tuple[Argument, ...], refusal: ServerError) -> str:
+    """What to do about a refused greeting."""
+    if command[0] == "SELECT" and refusal.code == "ERR":
+        return f"; the server has no database {command[1]!s}: use a lower number (most servers have 0 to 15)"
+    if command[0] == "AUTH" and refusal.code == "ERR":
+        return "; this server asks for no password: leave it out of the URL, or set one on the server"
+    if refusal.code == "WRONGPASS":
+        return "; correct user name and password: redis://user:password@host:port"
+    if refusal.code == "NOAUTH":
+        return "; this server asks for a password: redis://user:password@host:port, or redis://:password@host:port"
+    return ""
 
 
 def keep_alive(sock: Any) -> None:
@@ -272,11 +290,28 @@ def keep_alive(sock: Any) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def unavailable(where: str, error: Exception, timeout: float) -> ServerUnavailable:
-    """The error that says why no connection came about; to be raised ``from`` its cause."""
+def unavailable(settings: Settings, error: Exception, timeout: float) -> ServerUnavailable:
+    """The error that says why no connection came about, and what to do; to be raised ``from`` its cause."""
+    text = str(error) or type(error).__name__
+    remedy = ""
     if isinstance(error, TimeoutError) and error.errno is None:  # with a number it is the system's own time-out
-        return ServerUnavailable(f"{where}: cannot connect: no answer within {timeout:g} s")
-    return ServerUnavailable(f"{where}: cannot connect: {str(error) or type(error).__name__}")
+        text = f"no answer within {timeout:g} s"
+        if settings.tls is not None:
+            remedy = "; does the server speak TLS? rediss:// needs it, redis:// does without"
+    elif isinstance(error, socket.gaierror):
+        remedy = "; is the name of the host right? check the URL"
+    elif isinstance(error, FileNotFoundError) and settings.path is not None:
+        remedy = "; there is no such socket: is the server running, and is the path in the URL right?"
+    # Where a host has several addresses asyncio makes one error of all, with their numbers in its text only.
+    elif isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in text:
+        remedy = "; is the server running there? check the URL"
+    elif isinstance(error, ssl.SSLCertVerificationError):
+        remedy = "; name who vouches for its certificate: rediss://…?ssl_ca_certs=/path/to/ca.pem"
+    elif settings.tls is not None and isinstance(error, (ssl.SSLError, ConnectionError)):
+        remedy = "; does the server speak TLS? rediss:// needs it, redis:// does without"
+    elif settings.path is None and isinstance(error, ConnectionResetError):
+        remedy = "; a server that speaks TLS needs rediss://"
+    return ServerUnavailable(f"{settings.where}: cannot connect: {text}{remedy}")
 
 
 def _text(value: Any) -> str | None:

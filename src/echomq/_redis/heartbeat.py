@@ -138,7 +138,7 @@ class HeartbeatLink:
         except BaseException as error:
             self._discard()
             if isinstance(error, Exception) and not isinstance(error, (ServerError, ServerUnavailable)):
-                raise unavailable(settings.where, error, allowed) from error
+                raise unavailable(settings, error, allowed) from error
             raise
         return sock
 

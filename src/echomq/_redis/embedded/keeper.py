@@ -13,6 +13,11 @@ Four lock files in the data folder decide everything. The kernel frees a lock wh
 
 Whether ``keeper`` and ``server`` are held is asked only inside a ``start`` round, or by the keeper itself, because
 asking is trying to take them. Whoever holds ``users`` exclusively waits for no lock, so no two wait for one another.
+
+A server lives no longer than its keeper, so none is left that nobody stops. The keeper ends it; if the keeper is
+killed, the kernel does: it sends the server SIGTERM (Linux). What is left all the same ends at the next start on its
+folder: a server that cannot obey then (frozen, or in a script without an end), and on other systems any whose keeper
+was killed.
 """
 
 from __future__ import annotations
@@ -32,6 +37,7 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import NoReturn
 
 TICK = 0.5
 """Seconds between two looks at the users and the server; the end of the server itself wakes the keeper at once."""
@@ -295,15 +301,14 @@ def make_private_folder(path: str) -> None:
 # --- one server ----------------------------------------------------------------------
 
 
-def spawn(folder: str, binary: str, record: Record) -> int | None:
-    """Start a server on the folder, inside a ``start`` round. None if one runs already. Raises OSError."""
+def spawn(folder: str, binary: str, record: Record) -> int:
+    """Start a server on the folder, inside a ``start`` round, after ending what a dead keeper left. Raises OSError."""
+    stop(folder, record)
     make_private_folder(os.path.dirname(record.socket))  # the end of a session may have removed it
     with lock(folder, "server") as held:
         if not held.take():
-            return None
-        os.ftruncate(held.fd, 0)
+            raise OSError(errno.EBUSY, "another server took this folder", folder)
         pid = _spawn(folder, binary, record, held)
-        held.write_pid(pid)
         held.leave()  # from now on the lock lives and dies with the server
         return pid
 
@@ -311,26 +316,50 @@ def spawn(folder: str, binary: str, record: Record) -> int | None:
 def _spawn(folder: str, binary: str, record: Record, held: FileLock) -> int:
     log = _open_log(folder)
     config, writer = os.pipe()
+    inherited = os.dup(held.fd)  # a forked child closes `held` itself first of all
+    keeper = os.getpid()
     try:
         os.write(writer, configuration(folder, record))
         os.close(writer)
-        os.set_inheritable(held.fd, True)
-        return os.posix_spawn(
-            binary,
-            [binary, "-"],
-            os.environ,
-            file_actions=[
-                (os.POSIX_SPAWN_DUP2, config, 0),
-                (os.POSIX_SPAWN_DUP2, log, 1),
-                (os.POSIX_SPAWN_DUP2, log, 2),
-            ],
-            setpgroup=0,
-            setsigmask=[],
-            setsigdef=[signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP],
-        )
+        pid = os.fork()
+        if pid == 0:
+            _become_server(binary, keeper, config, log, inherited)
+        return pid
     finally:
-        os.close(config)
-        os.close(log)
+        for fd in (config, log, inherited):
+            os.close(fd)
+
+
+def _become_server(binary: str, keeper: int, config: int, log: int, held: int) -> NoReturn:
+    """The rest of a forked child. It writes its pid itself, so that a held lock has one at every moment."""
+    try:
+        for fd, standard in ((config, 0), (log, 1), (log, 2)):
+            os.dup2(fd, standard)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        _end_with(keeper)
+        os.setpgid(0, 0)
+        os.ftruncate(held, 0)
+        os.pwrite(held, b"%d\n" % os.getpid(), 0)
+        os.set_inheritable(held, True)
+        os.execv(binary, [binary, "-"])
+    except BaseException as error:
+        os.write(2, f"cannot start {binary}: {error}\n".encode(errors="replace"))
+    finally:
+        os._exit(127)
+
+
+def _end_with(keeper: int) -> None:
+    """Have the kernel send us SIGTERM when our parent has ended, however it ends (Linux)."""
+    if sys.platform == "linux":
+        import ctypes  # only here: it takes longer than all our other imports
+
+        set_parent_death_signal = 1
+        number = ctypes.c_ulong(signal.SIGTERM)
+        if ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, number, 0, 0, 0):
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != keeper:  # it ended before that
+        os._exit(0)
 
 
 def _open_log(folder: str) -> int:
@@ -357,9 +386,8 @@ def stop(folder: str, record: Record) -> None:
             pid = running_pid(folder, record)
             if pid is None:
                 raise OSError(errno.EBUSY, "a server holds this folder, but does not say its pid", folder)
-            if record.persistent:
-                _signal(os.kill, pid, signal.SIGTERM)
-            if not (record.persistent and free.wait(STOP_LIMIT)):
+            asked = record.persistent and _signal(os.kill, pid, signal.SIGTERM)
+            if not (asked and free.wait(STOP_LIMIT)):
                 # The whole group: a child that rewrites the append-only file holds the lock as well.
                 _signal(os.killpg, pid, signal.SIGKILL)
                 if not free.wait(STOP_LIMIT):
@@ -376,19 +404,13 @@ def running_pid(folder: str, record: Record) -> int | None:
         return pid_in(folder, "server")
 
 
-def _reap(pid: int) -> bool:
-    """Whether this child has ended. A server that an earlier keeper started is nobody's child here: then False."""
-    try:
-        return os.waitpid(pid, os.WNOHANG)[0] == pid
-    except ChildProcessError:
-        return False
-
-
-def _signal(send: Callable[[int, int], None], pid: int, number: int) -> None:
+def _signal(send: Callable[[int, int], None], pid: int, number: int) -> bool:
+    """Whether there was somebody to signal."""
     try:
         send(pid, number)
     except (ProcessLookupError, PermissionError):  # it has ended (on macOS a group of ended processes is not permitted)
-        pass
+        return False
+    return True
 
 
 def _remove(path: str) -> None:
@@ -409,7 +431,7 @@ def remove_folder(folder: str) -> None:
 
 
 class Keeper:
-    """Starts or adopts the server, starts it again when it dies, ends it when no user is left."""
+    """Starts the server, starts it again when it dies, ends it when no user is left."""
 
     def __init__(self, folder: str, binary: str, start: FileLock, report: int) -> None:
         self.folder = folder
@@ -417,8 +439,7 @@ class Keeper:
         self.socket = ""
         self.start = start
         self.report = report  # a pipe to whoever started us, closed (-1) once the server has answered
-        self.pid: int | None = None
-        self.is_child = False
+        self.pid: int | None = None  # our child until we have seen its end, so the number is nobody else's
         self.answered = False
         self.began = 0.0
         self.failures = 0
@@ -441,13 +462,19 @@ class Keeper:
                 return
             finally:
                 self.start.close()
-            while self.look_again():
-                select.select([wake], [], [], self.pause())
-                try:
-                    while os.read(wake, 64):
+            try:
+                while self.look_again():
+                    select.select([wake], [], [], self.pause())
+                    try:
+                        while os.read(wake, 64):
+                            pass
+                    except BlockingIOError:
                         pass
-                except BlockingIOError:
-                    pass
+            except (OSError, ValueError) as error:
+                self.log(f"ends, and the server with it: {error}")
+            finally:
+                if self.pid is not None:
+                    _signal(os.kill, self.pid, signal.SIGTERM)
 
     def pause(self) -> float:
         if self.answered:
@@ -524,7 +551,7 @@ class Keeper:
     def lives(self) -> bool:
         if self.pid is None:
             return False
-        ended = _reap(self.pid) if self.is_child else not is_held(self.folder, "server")
+        ended = os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
         if not ended and (not self.answered or os.path.exists(self.socket)):
             return True
         if not ended:
@@ -540,9 +567,6 @@ class Keeper:
         self.socket, self.began = record.socket, time.monotonic()
         self.answered, self.starting_pause = False, STARTING_TICK
         self.pid = spawn(self.folder, self.binary, record)
-        self.is_child = self.pid is not None
-        if self.pid is None:
-            self.pid = running_pid(self.folder, record)  # left by an earlier keeper: adopt it
 
     def begin_again(self) -> None:
         now = time.monotonic()
@@ -590,9 +614,16 @@ class Keeper:
         self.report = -1
 
     def log(self, text: str) -> None:
-        fd = _open_log(self.folder)
-        os.write(fd, f"keeper {os.getpid()}: {text}\n".encode(errors="replace"))
-        os.close(fd)
+        try:
+            fd = _open_log(self.folder)
+        except OSError:
+            return
+        try:
+            os.write(fd, f"keeper {os.getpid()}: {text}\n".encode(errors="replace"))
+        except OSError:
+            pass  # a full disk is no reason to leave the server alone
+        finally:
+            os.close(fd)
 
 
 def main() -> None:

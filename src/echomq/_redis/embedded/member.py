@@ -217,30 +217,33 @@ class EmbeddedServer:
             return start_keeper(folder, program, start)
 
     def _prepare(self, program: Binary, *, is_running: bool) -> Record:
-        """The record for a keeper to start with; for a server that runs already, the one it was started with."""
+        """The record for a keeper to start with.
+
+        A server may still run, though its keeper was killed. The new keeper ends it, and its successor is for its users:
+        so where it listens and what was asked of it stay.
+        """
         old = read_record(self.path)
         if old is not None:
             check_can_read(program, old, str(self.path))
-            if is_running:
-                return self._require_fsync(old)
+        left = old if is_running else None
         persistent = self.name != places.MEMORY
         new = Record(
             kind=program.kind,
             version=".".join(map(str, program.version)),
             created=old.created if old is not None else datetime.now(UTC).isoformat(timespec="seconds"),
-            socket=places.socket_path(self.path),
-            fsync=self._fsync,
+            socket=places.socket_path(self.path) if left is None else left.socket,
+            fsync=self._fsync if left is None or left.fsync != "always" else "always",
             persistent=persistent,
+            pinned=left is not None and left.pinned,
         )
         if old is None or vars(old) != vars(new):
             new.write(str(self.path))
         return new
 
-    def _require_fsync(self, record: Record) -> Record:
+    def _require_fsync(self, record: Record) -> None:
         if self._fsync == "always" and record.fsync != "always":
             record.fsync = "always"
             record.write(str(self.path))
-        return record
 
     def _is_ready(self, report: int | None) -> bool:
         """Wait until the server answers. False: its keeper has died, and a new one is needed.
