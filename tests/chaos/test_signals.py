@@ -156,6 +156,7 @@ async def kill_at_random(
     chance = random.Random(kills)
     options = {"concurrency": 5, "max_stalled_count": 50}
     programs = [start_program(server.url, **options) for _ in range(3)]
+    victims: list[Program] = []
     for program in programs:
         await program.ready()
     await queue.add_bulk([JobSpec("work", {"seconds": chance.choice((0, 0.02, 0.2))}) for _ in range(jobs)])
@@ -163,12 +164,13 @@ async def kill_at_random(
         enough = jobs * number // (kills + 1)
         await wait_until(lambda: sum(line["what"] == "end" for line in lines(report)) >= enough, 60)  # noqa: B023
         victim = programs.pop(chance.randrange(3))
+        victims.append(victim)
         victim.send(chance.choice((signal.SIGKILL, signal.SIGSTOP)))
         programs.append(start_program(server.url, **options))
         await programs[-1].ready()
         victim.send(signal.SIGCONT)
     await completed(queue, jobs, 60)
-    for program in programs:
+    for program in [*programs, *victims]:  # one that was frozen works again
         program.kill()
     assert_sound(
         server, jobs=jobs, ended=[str(number) for number in range(1, jobs + 1)], starts=kills + 1, stalls=kills
