@@ -9,6 +9,11 @@ from typing import Any
 import pytest
 
 from echomq import InvalidOption, Job, JobSpec, Limiter, Queue, Worker
+from echomq._redis.client import Link
+from echomq._redis.connect import Settings
+from echomq._store.call import Lane, Patience
+from echomq._store.fetch import Want, take
+from echomq._store.keys import QueueKeys
 from tests.support.leaks import assert_no_clients, assert_no_tasks
 from tests.support.server import Server
 from tests.support.wait import wait_until
@@ -168,3 +173,29 @@ async def test_never_more_jobs_than_slots(server: Server) -> None:
         await queue.add_bulk([JobSpec("work", {}) for _ in range(400)])
         await Worker("q", handler, connection=server.url, concurrency=7).run_until_drained()
     assert most == 7
+
+
+async def test_a_lane_steps_back_over_a_cancelled_call_only(server: Server) -> None:
+    link = Link(Settings.from_url(server.url))
+    lane = Lane(link, QueueKeys.of("q"))
+    want = Want(lock_duration=30).args
+    patience = Patience(5)
+    async with Queue("q", connection=server.url) as queue:
+        await queue.add_bulk([JobSpec("work", {}) for _ in range(4)])
+        [first] = (await take(lane, want, 1, patience)).jobs
+        lane.step_back()  # nothing to step back over: the call was answered
+        [second] = (await take(lane, want, 1, patience)).jobs
+        assert (first.id, second.id) == ("1", "2")
+        cancelled = asyncio.create_task(take(lane, want, 1, patience))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.wait({cancelled})
+        lane.step_back()
+        turn = await take(lane, want, 1, patience)
+        assert [job.id for job in turn.jobs] == ["3"]  # what the cancelled call fetched
+        assert turn.token == server.cli("GET", "emq:{q}:3:lock").decode()
+        with pytest.raises(TypeError):
+            await lane.call("moveToActive-11", (True,), patience)  # never sent
+        lane.step_back()
+        assert [job.id for job in (await take(lane, want, 1, patience)).jobs] == ["4"]
+    await link.close()

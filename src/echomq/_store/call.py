@@ -171,19 +171,21 @@ async def _read(link: Link, read: Callable[[], Awaitable[Reply]], patience: Pati
 class Lane:
     """One line of calls. The owner makes the next call when the last has returned; a cancelled one, it makes again."""
 
-    __slots__ = ("_again", "_keys", "_link", "_number", "id")
+    __slots__ = ("_again", "_keys", "_link", "_number", "_under_way", "id")
 
     def __init__(self, link: Link, keys: QueueKeys) -> None:
         self.id = secrets.token_urlsafe(9)
         self._link = link
         self._keys = keys
         self._number = 0
+        self._under_way = False
         self._again = False
 
     def step_back(self) -> None:
-        """The last call was cancelled, so its answer is unknown: the next one is to be the same call again."""
-        self._number -= 1
-        self._again = True
+        """If the last call was cancelled, its answer is unknown: the next one is to be the same call again."""
+        if self._under_way:
+            self._number -= 1
+            self._under_way, self._again = False, True
 
     @property
     def next_token(self) -> str:
@@ -199,11 +201,21 @@ class Lane:
             StaleCall, BrokenKey, ServerError: the script's own answer.
         """
         self._number += 1
+        self._under_way = True
+        again, self._again = self._again, False
+        try:
+            reply = await self._until_answered(name, args, patience, again)
+        except Exception:  # not a cancellation
+            self._under_way = False
+            raise
+        self._under_way = False
+        return reply
+
+    async def _until_answered(self, name: str, args: Sequence[Argument], patience: Patience, again: bool) -> Reply:
         number = str(self._number)
         started = asyncio.get_running_loop().time()
-        resent, self._again = "1" if self._again else "", False
         try:
-            return await run_script(self._link, name, self._keys, (self.id, number, resent, *args))
+            return await run_script(self._link, name, self._keys, (self.id, number, "1" if again else "", *args))
         except (ConnectionLost, ServerUnavailable) as error:
             trouble: Exception = error
         tries = _Tries(patience, started)
@@ -211,7 +223,7 @@ class Lane:
             await tries.next(trouble)
             try:
                 await tries.reconnect(self._link)
-                resent = "1" if resent or tries.sent else ""
+                resent = "1" if again or tries.sent else ""
                 return await run_script(self._link, name, self._keys, (self.id, number, resent, *args))
             except (ConnectionLost, ServerUnavailable) as error:
                 trouble = error
