@@ -51,7 +51,7 @@ def job_key(job: Job[Any], part: str = "") -> str:
     """A key that stays the same over every delivery, stall and retry of one job, and that no other job has.
 
     It holds the queue, the task's name, the job's id and the moment when it was added: ids alone are counted from 1 in
-    each queue, and again from 1 in a queue that was obliterated.
+    each queue, and again from 1 in a queue whose keys were deleted.
 
     A job that is *added* again, by a producer that tries again or by hand, is another job. Where that must not repeat
     the effect, use a key of the business instead, such as the order's number.
@@ -90,7 +90,7 @@ class Effect:
 
     @property
     def done(self) -> bool:
-        """Whether an earlier delivery has applied the effect. Every block has to ask: ``if effect.done: return …``."""
+        """Whether an earlier delivery has applied the effect. Every block has to ask: ``if not effect.done: …``."""
         self._looked = True
         return self._done
 
@@ -109,7 +109,7 @@ class Effect:
         if not self._looked:
             raise RuntimeError(
                 f"the block of {self!r} never asked effect.done, so a redelivery would repeat the effect: begin it "
-                "with `if effect.done: return effect.result`"
+                "with `if not effect.done:`, and apply the effect there"
             )
 
 
@@ -162,11 +162,10 @@ class SQLOnce:
         >>> def enroll(learner: int, course: str) -> dict[str, int]:
         ...     with closing(sqlite3.connect("school.db")) as db, db:               # commits, or rolls back
         ...         with once(db, f"enroll:{learner}:{course}") as effect:
-        ...             if effect.done:
-        ...                 return effect.result
-        ...             seat = take_seat(db, learner, course)
-        ...             effect.result = {"seat": seat}
-        ...     return effect.result
+        ...             if not effect.done:
+        ...                 effect.result = {"seat": take_seat(db, learner, course)}
+        ...     taken: dict[str, int] = effect.result
+        ...     return taken
     """
 
     table: str = "echomq_effects"
@@ -391,11 +390,10 @@ class RedisOnce:
         >>> once = RedisOnce("redis://localhost", expire=timedelta(days=30))
         >>> async def charge(order: str, cents: int) -> str:
         ...     async with once(f"charge:{order}") as effect:
-        ...         if effect.done:
-        ...             return effect.result
-        ...         payment = await provider.charge(cents, idempotency_key=effect.key)
-        ...         effect.result = payment.id
-        ...     return effect.result
+        ...         if not effect.done:
+        ...             payment = await provider.charge(cents, idempotency_key=effect.key)
+        ...             effect.result = payment.id
+        ...     return str(effect.result)
     """
 
     def __init__(

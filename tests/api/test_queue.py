@@ -167,7 +167,7 @@ async def test_large_jobs_travel_alone(queue: Queue) -> None:
 
 
 async def test_one_bad_job_and_nothing_of_a_bulk_is_added(queue: Queue) -> None:
-    with pytest.raises(EncodingError, match=r"jobs\[1\]: data\.when is a object") as caught:
+    with pytest.raises(EncodingError, match=r"jobs\[1\]: data\.when is of type object") as caught:
         await queue.add_bulk([JobSpec("good"), JobSpec("bad", {"when": object()})])
     assert caught.value.path == "jobs[1].data.when"
     with pytest.raises(InvalidOption, match=r"jobs\[0\] is a dict: must be a JobSpec"):

@@ -115,7 +115,7 @@ async def test_a_result_that_could_not_be_stored_says_why(queue: Queue, url: str
     job = await queue.add("odd")
     waiting = await waiting_for(job) if before else None
     await worker(url).run_until_drained()
-    with pytest.raises(ResultUnavailable, match=r"result\.handle is a object"):
+    with pytest.raises(ResultUnavailable, match=r"result\.handle is of type object"):
         await (waiting or job.result())
 
 

@@ -189,4 +189,4 @@ def test_a_roster_must_have_its_columns_and_enough_rows(tmp_path: Path) -> None:
     path.write_text("")
     assert "is empty" in refused("--input", str(path))
     path.write_text("learner,course\n7,redis\n")
-    assert "has 1 valid rows; ask for at most that many" in refused("--input", str(path), "--jobs", "2")
+    assert "are 1; ask for at most that many" in refused("--input", str(path), "--jobs", "2")

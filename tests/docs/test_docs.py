@@ -2,7 +2,7 @@
 
 A comment before a block of Python says that it is a whole program, to be run: ``<!-- run -->``, ``<!-- run: name.py -->`` if
 a later one imports it, ``<!-- run with a worker: module:app -->``. The programs of a page share a folder and run in order.
-Any other block of Python must at least compile, and what it imports must be there.
+Any other block of Python must compile, and what it imports must be there. All pass mypy's strict checks.
 """
 
 from __future__ import annotations
@@ -35,6 +35,17 @@ _BLOCK = re.compile(
 _LINK = re.compile(r"(?<!\!)\[[^\]]*\]\(([^)\s]+)\)")
 _PROOF = re.compile(r"^python (examples/\S+)", re.MULTILINE)
 _ELLIPSIS = "…"
+
+TAKEN_FOR_GRANTED = """\
+import json, sqlite3, time
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from echomq import Backoff, EchoMQ, Job, JobSpec, Queue, Worker
+from echomq.idempotency import RedisOnce, SQLOnce
+app = EchoMQ()
+"""
+"""What an excerpt uses without saying so. Any other name that it does not explain is one of the reader's own program."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +132,26 @@ def test_python_blocks_compile_and_import_what_exists(page: Path) -> None:
             if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "echomq":
                 module = importlib.import_module(node.module)
                 assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+
+
+def test_python_blocks_have_right_types(tmp_path: Path) -> None:
+    for page in PAGES:
+        for number, block in enumerate(blocks(page, "python")):
+            _, _, name = (block.mark or "").partition("run: ")
+            file = tmp_path / (name or f"{page.stem.replace('-', '_')}_{number}.py")
+            assert not file.exists(), f"two programs are called {file.name}"
+            # A method without its class says nothing of its self.
+            excerpt = TAKEN_FOR_GRANTED + block.text.replace("(self,", "(self: Any,")
+            file.write_text(block.text if block.mark else excerpt, "utf-8")
+    checked = subprocess.run(
+        [
+            *(sys.executable, "-m", "mypy", "--strict", "--config-file", os.devnull, "--python-version", "3.11"),
+            *(f"--disable-error-code={code}" for code in ("top-level-await", "name-defined", "no-redef")),
+            *("--cache-dir", str(ROOT / ".mypy_cache" / "docs"), "--no-pretty", "--no-color-output", "."),
+        ],
+        cwd=tmp_path, env={**os.environ, "MYPYPATH": str(ROOT / "examples")}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

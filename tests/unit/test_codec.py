@@ -166,15 +166,15 @@ def test_every_json_value_comes_back(value: Any) -> None:
         (Color.NONE, "data", "is nan"),
         (Ratio("nan"), "data", "is nan"),
         (["\ud800", NAN], "data[1]", "is nan"),
-        ({"when": object()}, "data.when", "is a object, which has no JSON form; send its parts, or a text"),
-        ([1, 1j], "data[1]", "is a complex, which has no JSON form"),
-        (["\ud800", object()], "data[1]", "is a object"),
-        ((x for x in "ab"), "data", "is a generator"),
+        ({"when": object()}, "data.when", "is of type object, which has no JSON form; send its parts, or a text"),
+        ([1, 1j], "data[1]", "is of type complex, which has no JSON form"),
+        (["\ud800", object()], "data[1]", "is of type object"),
+        ((x for x in "ab"), "data", "is of type generator"),
         ({"a": {(1, 2): 3}}, "data.a", r"has a key \(1, 2\) of type tuple"),
         ({True: 1}, "data", "has a key True of type bool"),
         ({None: 1}, "data", "has a key None of type NoneType"),
         (nested(100_000), "data", "is nested too deep"),
-        (nested(100, object()), "data" + 100 * "[0]", "is a object"),
+        (nested(100, object()), "data" + 100 * "[0]", "is of type object"),
     ],
 )  # fmt: skip
 def test_what_has_no_json_form_is_named_with_its_place(value: Any, path: str, reason: str) -> None:
@@ -185,7 +185,7 @@ def test_what_has_no_json_form_is_named_with_its_place(value: Any, path: str, re
 
 
 def test_a_number_of_too_many_digits_is_refused() -> None:
-    with pytest.raises(EncodingError, match="data is a int, which has no JSON form"):
+    with pytest.raises(EncodingError, match="data is of type int, which has no JSON form"):
         encode_json(10**5_000, "data")
 
 
@@ -202,7 +202,7 @@ def test_what_the_callers_own_code_raises_is_reported() -> None:
     class Broken(enum.Enum):
         A = object()
 
-    with pytest.raises(EncodingError, match="data is a object"):
+    with pytest.raises(EncodingError, match="data is of type object"):
         encode_json(Broken.A, "data")
 
 

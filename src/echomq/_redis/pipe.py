@@ -163,7 +163,7 @@ class Pipe(asyncio.Protocol):
             late = now - earliest
             self._watch(now + min(max(late, _SHORTEST_SECOND_LOOK), _LONGEST_SECOND_LOOK))
         else:
-            self.abort(f"no reply within the deadline, {len(self._outstanding)} calls outstanding")
+            self.abort(f"no reply within the deadline, calls outstanding: {len(self._outstanding)}")
 
     def _wake_writers(self) -> None:
         waiting, self._writable = self._writable, []

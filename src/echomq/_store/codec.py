@@ -125,7 +125,7 @@ def _fault(item: Any, path: str, above: list[int]) -> EncodingError | None:
                 )
     elif _parts(item, path) is None and not _can_be_built(item):
         kind = type(item).__name__
-        return EncodingError(f"{path} is a {kind}, which has no JSON form; send its parts, or a text", path=path)
+        return EncodingError(f"{path} is of type {kind}, which has no JSON form; send its parts, or a text", path=path)
     return None
 
 

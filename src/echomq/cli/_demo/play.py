@@ -161,7 +161,7 @@ def read_roster(wish: Wish) -> roster.Roster:
         return asked
     if wish.input is not None:
         raise CannotStart(
-            f"{wish.jobs} jobs: {path} has {len(asked.enrolments)} valid rows; ask for at most that many, or leave "
+            f"--jobs {wish.jobs}: the valid rows of {path} are {len(asked.enrolments)}; ask for at most that many, or leave "
             "--jobs out to take them all"
         )
     with tempfile.TemporaryDirectory(prefix="echomq-demo-") as name:
@@ -428,7 +428,7 @@ def _fault(count: int) -> str:
 
 def _notes(report: Report, wished: int) -> Iterator[str]:
     if report.kills < wished:
-        yield f"The jobs ran out before {wished} workers were killed."
+        yield f"The jobs ran out after {report.kills} of {wished} kills."
     if report.guarded:
         yield (
             f"Of the jobs that were delivered again, {report.guarded} had their seat already: their worker died after the "
