@@ -11,7 +11,19 @@ import pytest
 from pytest_asyncio import is_async_test
 
 from tests.support.leaks import assert_no_clients, assert_no_tasks
+from tests.support.processes import assert_no_processes, assert_no_server_children
 from tests.support.server import Kind, Server
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_server_outlives_the_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fails a run that leaves a server behind: an embedded one in a folder of the run's, or a child of its own.
+
+    It comes first of the session's fixtures, so the others have been closed by then.
+    """
+    yield
+    assert_no_processes(tmp_path_factory.getbasetemp())
+    assert_no_server_children()
 
 
 @pytest.fixture(scope="session")

@@ -13,35 +13,28 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 import redis
 
 from echomq._redis.embedded import EmbeddedServer, join, join_async, member, places, start, status, stop
-from echomq._redis.embedded.keeper import ask, health
+from echomq._redis.embedded.keeper import Refused, ask, health, is_held
 from echomq.errors import InvalidOption, ServerUnavailable, UnsupportedServer
+from tests.support.processes import assert_no_processes, processes_of
 from tests.support.server import binary
 from tests.support.wait import wait_until
 
 USER = Path(__file__).with_name("embedded_user.py")
 
 
-def processes(*folders: Path) -> dict[int, str]:
-    """The living servers and keepers of these data folders."""
-    found = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if Path(os.readlink(f"/proc/{pid}/cwd")) in folders:
-                found[int(pid)] = "server"
-            elif any(word == os.fsencode(folder) for word in words for folder in folders):
-                found[int(pid)] = "keeper"
-    return found
-
-
 def servers(folder: Path) -> list[int]:
-    return [pid for pid, role in processes(folder).items() if role == "server"]
+    return [pid for pid, role in processes_of(folder).items() if role == "server"]
+
+
+def is_alive(pid: int | None) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 def kill(pid: int | None) -> None:
@@ -71,14 +64,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.delenv("ECHOMQ_SERVER", raising=False)
     yield folder
-    folders = list(folder.glob("*"))
-    deadline = time.monotonic() + 10
-    while left := processes(*folders):
-        if time.monotonic() > deadline:
-            for pid in left:
-                kill(pid)
-            raise AssertionError(f"left behind: {left}")
-        time.sleep(0.02)
+    assert_no_processes(folder)
 
 
 class User:
@@ -148,7 +134,7 @@ async def test_fifty_processes_come_and_go(home: Path, make_user: MakeUser) -> N
     assert len(written) >= 75
     with join("shared") as server:
         assert [key for key in written if get(server, key) != "there"] == []
-    await wait_until(lambda: not processes(folder), what="all gone")
+    await wait_until(lambda: not processes_of(folder), what="all gone")
     assert_one_after_another(folder)
 
 
@@ -160,26 +146,26 @@ def assert_one_after_another(folder: Path) -> None:
         assert (first, hello, goodbye) == (second, "is starting", "bye bye")
 
 
-async def test_a_killed_keeper_is_replaced_and_the_server_goes_on() -> None:
+async def test_a_killed_keeper_takes_its_server_along_and_both_are_replaced() -> None:
     with join("orders") as server:
         pid, keeper = server.pid, keeper_pid(server)
         ask(server.socket, "SET", "key", "there", timeout=5)
         kill(keeper)
-        await wait_until(lambda: status("orders").keeper_pid is None)
-        assert get(server, "key") == "there"
+        await wait_until(lambda: not is_alive(pid))
         server.ensure()
         assert keeper_pid(server) != keeper
-        assert server.pid == pid
+        assert server.pid != pid
+        assert get(server, "key") == "there"
 
-        kill(keeper_pid(server))
-        await wait_until(lambda: status("orders").keeper_pid is None)
-        with join("orders") as joiner:  # a joiner does the same
-            assert joiner.url == server.url
-            assert joiner.pid == pid
+        url = server.url
+        keeper = keeper_pid(server)
+        kill(keeper)
+        await wait_until(lambda: not is_alive(keeper))
+        with join("orders") as joiner:  # a joiner does the same, also while the server is still ending
+            assert joiner.url == url
             assert keeper_pid(joiner)
-
-        kill(pid)  # an adopted server, too, is started again
-        await comes_back(server, not_as=pid)
+            assert get(joiner, "key") == "there"
+            assert health(server.socket, timeout=5) == "ready"
 
 
 async def test_a_killed_server_comes_back_with_its_data_at_the_same_place() -> None:
@@ -199,15 +185,166 @@ async def test_after_the_death_of_all_the_next_user_finds_the_data(home: Path, m
         ask(server.socket, "SET", "key", "there", timeout=5)
         kill(keeper_pid(server))
         kill(server.pid)
-        await wait_until(lambda: not processes(home / "orders"))
+        await wait_until(lambda: not processes_of(home / "orders"))
         server.ensure()
         assert get(server, "key") == "there"
         kill(keeper_pid(server))
         kill(server.pid)
     user.kill()
-    await wait_until(lambda: not processes(home / "orders"))
+    await wait_until(lambda: not processes_of(home / "orders"))
     with join("orders") as server:
         assert get(server, "key") == "there"
+
+
+ROLES = ("keeper", "server", "user")
+
+
+@pytest.mark.parametrize(
+    "order",
+    [order for count in (1, 2, 3) for order in permutations(ROLES, count)],
+    ids="-".join,
+)
+async def test_nothing_is_left_whoever_is_killed_in_which_order(
+    home: Path, order: tuple[str, ...], make_user: MakeUser
+) -> None:
+    user = make_user("orders")
+    user.reads("joined")
+    pids = {role: pid for pid, role in processes_of(home / "orders").items()} | {"user": user.process.pid}
+    assert sorted(pids) == sorted(ROLES)
+    for role in order:
+        with suppress(ProcessLookupError):  # the kill before took it along
+            kill(pids[role])
+    if "user" not in order:
+        user.end()
+    assert_no_processes(home / "orders")
+
+
+@pytest.mark.parametrize("first", ["keeper", "folder"])
+async def test_nothing_is_left_when_the_folder_and_the_keeper_are_gone(home: Path, first: str) -> None:
+    with join("orders") as server:
+        keeper = keeper_pid(server)
+        if first == "keeper":
+            kill(keeper)
+        shutil.rmtree(server.path, ignore_errors=True)
+        with suppress(ProcessLookupError):
+            kill(keeper)
+        assert_no_processes(home / "orders")
+
+
+async def test_a_keeper_killed_while_its_server_starts_leaves_nothing(home: Path, make_user: MakeUser) -> None:
+    chance = random.Random(3)
+    for _ in range(12):
+        user = make_user("orders")
+        await wait_until(lambda: "keeper" in processes_of(home / "orders").values())
+        await asyncio.sleep(chance.uniform(0, 0.05))
+        for pid, role in processes_of(home / "orders").items():
+            if role == "keeper":
+                with suppress(ProcessLookupError):
+                    kill(pid)
+        user.kill()
+        assert_no_processes(home / "orders")
+
+
+async def test_a_user_killed_while_it_joins_leaves_nothing(home: Path, make_user: MakeUser) -> None:
+    chance = random.Random(4)
+    for _ in range(6):
+        user = make_user("orders")
+        await wait_until(lambda: (home / "orders" / "users").exists())
+        await asyncio.sleep(chance.uniform(0, 0.12))
+        user.kill()
+        assert_no_processes(home / "orders")
+        (home / "orders" / "users").unlink()
+
+
+async def test_looking_after_the_server_while_keepers_and_servers_are_killed(home: Path) -> None:
+    chance, folder = random.Random(5), home / "orders"
+    with join("orders", fsync="always") as one, join("orders", fsync="always") as two:
+        for number in range(12):
+            victims = list(processes_of(folder))
+            looks = [asyncio.create_task(server.ensure_async()) for server in (one, two)]
+            await asyncio.sleep(chance.uniform(0, 0.02))
+            for pid in chance.sample(victims, chance.randint(1, len(victims))):
+                with suppress(ProcessLookupError):
+                    kill(pid)
+            await asyncio.gather(*looks)
+            one.ensure()
+            await wait_until(lambda number=number: writes(one, f"key{number}"))
+        assert [get(two, f"key{number}") for number in range(12)] == ["there"] * 12
+        assert len(servers(folder)) == 1
+    assert_no_processes(folder)
+
+
+def writes(server: EmbeddedServer, key: str) -> bool:
+    """Whether the server takes it now; if not, it has been looked after."""
+    try:
+        return ask(server.socket, "SET", key, "there", timeout=5) == "OK"
+    except OSError:
+        server.ensure()
+        return False
+
+
+async def test_a_frozen_server_whose_keeper_was_killed_ends(home: Path) -> None:
+    with join("orders") as server:
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGSTOP)
+        kill(keeper_pid(server))
+    assert_no_processes(home / "orders")  # the kernel wakes who was stopped and has no parent any more
+
+
+async def run_for_ever(socket: str) -> asyncio.Task[None]:
+    """Have the server run a script that does not end: it hears no SIGTERM until somebody kills the script."""
+
+    def run() -> None:
+        with suppress(OSError, Refused):
+            ask(socket, "EVAL", "while true do end", "0", timeout=60)
+
+    ask(socket, "CONFIG", "SET", "lua-time-limit", "1", timeout=5)
+    running = asyncio.create_task(asyncio.to_thread(run))
+    await wait_until(lambda: is_busy(socket))
+    return running
+
+
+def is_busy(socket: str) -> bool:
+    try:
+        ask(socket, "GET", "key", timeout=0.2)
+    except TimeoutError:
+        pass  # it came in just before the script
+    except Refused as error:
+        return str(error).startswith("BUSY")
+    return False
+
+
+async def test_a_busy_server_whose_keeper_was_killed_can_be_stopped(home: Path) -> None:
+    server = join("orders")
+    running = await run_for_ever(server.socket)
+    keeper = keeper_pid(server)
+    kill(keeper)
+    await wait_until(lambda: not is_alive(keeper))
+    assert stop("orders") == "in use"
+    server.close()
+    assert status("orders").running
+    stopping = asyncio.create_task(asyncio.to_thread(stop, "orders"))
+    await wait_until(lambda: is_held(str(server.path), "start"))
+    ask(server.socket, "SCRIPT", "KILL", timeout=5)
+    assert await stopping == "stopped"
+    await running
+    assert not processes_of(home / "orders")
+
+
+async def test_a_busy_server_whose_keeper_was_killed_gives_way_to_the_next_one(make_user: MakeUser) -> None:
+    user = make_user("memory")  # one that keeps nothing is not asked politely, which would take its time
+    socket, folder, pid = user.reads("joined")
+    running = await run_for_ever(socket)
+    kill(int(Path(folder, "keeper").read_text()))
+    user.kill()
+    long_ago = time.time() - 2 * member.SWEEP_AGE
+    os.utime(folder, (long_ago, long_ago))
+    await wait_until(lambda: not is_held(folder, "keeper"))
+    assert is_alive(int(pid))
+    with join("memory"):
+        assert not Path(folder).exists()
+        await wait_until(lambda: not is_alive(int(pid)))
+    await running
 
 
 async def test_the_server_ends_when_all_its_users_were_killed(home: Path, make_user: MakeUser) -> None:
@@ -217,7 +354,7 @@ async def test_the_server_ends_when_all_its_users_were_killed(home: Path, make_u
     assert status("orders").users == sorted(user.process.pid for user in users)
     for user in users:
         user.kill()
-    await wait_until(lambda: not processes(home / "orders"), timeout=6)
+    await wait_until(lambda: not processes_of(home / "orders"), timeout=6)
     assert not status("orders").running
 
 
@@ -230,7 +367,7 @@ async def test_children_of_a_user_are_no_users(home: Path, what: str, make_user:
         assert status("orders").users == [user.process.pid]
         os.kill(user.process.pid, signal.SIGKILL)
         user.process.wait()
-        await wait_until(lambda: not processes(home / "orders"), timeout=6)
+        await wait_until(lambda: not processes_of(home / "orders"), timeout=6)
         os.kill(child, 0)
     finally:
         kill(child)
@@ -281,12 +418,11 @@ async def test_a_memory_server_whose_keeper_was_killed_is_removed_by_the_next_on
     _, folder, pid = user.reads("joined")
     kill(int(Path(folder, "keeper").read_text()))
     user.kill()
-    assert Path(f"/proc/{pid}").exists()
+    await wait_until(lambda: not is_alive(int(pid)))
     long_ago = time.time() - 2 * member.SWEEP_AGE
     os.utime(folder, (long_ago, long_ago))
     with join("memory") as server:
         assert not Path(folder).exists()
-        await wait_until(lambda: not Path(f"/proc/{pid}").exists())
     await wait_until(lambda: not server.path.exists(), timeout=6)
 
 
@@ -302,7 +438,7 @@ async def test_a_server_whose_socket_was_removed_is_started_again_at_the_same_pl
 async def test_a_server_whose_folder_was_removed_ends(home: Path) -> None:
     with join("orders") as server:
         shutil.rmtree(server.path)
-        await wait_until(lambda: not processes(home / "orders"))
+        await wait_until(lambda: not processes_of(home / "orders"))
 
 
 async def test_a_server_that_cannot_read_its_data_is_an_error_with_its_last_words() -> None:
@@ -364,17 +500,7 @@ async def test_started_by_hand_it_runs_without_users_until_it_is_stopped(home: P
         assert status("orders").running
         assert stop("orders", force=True) == "stopped"
     assert stop("orders") == "not running"
-    assert not processes(home / "orders")
-
-
-async def test_without_its_keeper_it_can_be_stopped_all_the_same(home: Path) -> None:
-    server = join("orders")
-    kill(keeper_pid(server))
-    await wait_until(lambda: status("orders").keeper_pid is None)
-    assert stop("orders") == "in use"
-    server.close()
-    assert stop("orders") == "stopped"
-    assert not processes(home / "orders")
+    assert not processes_of(home / "orders")
 
 
 def test_a_folder_that_cannot_be_written_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,15 +6,16 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from echomq._redis.embedded import status
-from echomq.connection import Connection, Hub
+from echomq.connection import Connection, Hub, _own_memory_server
 from echomq.errors import ServerUnavailable, UnsupportedServer
 from echomq.queue import Queue
+from tests.support.processes import assert_no_processes, processes_of
 from tests.support.proxy import Proxy
 from tests.support.server import Server
 from tests.support.wait import wait_until
@@ -121,18 +122,38 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def processes_of(folder: Path) -> list[psutil.Process]:
-    return [one for one in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(one.info["cmdline"] or [])]
-
-
 async def test_an_embedded_server_that_is_killed_with_its_keeper_comes_back(home: Path) -> None:
     async with Queue("q", connection=Connection("embedded://portal", wait=20)) as queue:
         first = await queue.add("enroll")
-        for process in processes_of(home / "portal"):
-            os.kill(process.pid, signal.SIGKILL)
+        before = processes_of(home / "portal")
+        assert sorted(before.values()) == ["keeper", "server"]
+        for pid in before:
+            with suppress(ProcessLookupError):  # the server ends with its keeper
+                os.kill(pid, signal.SIGKILL)
         second = await queue.add("enroll")
         assert [first.id, second.id] == ["1", "2"]
-    await wait_until(lambda: not processes_of(home / "portal"))
+        after = processes_of(home / "portal")
+        assert sorted(after.values()) == ["keeper", "server"]
+        assert not before.keys() & after.keys()
+    assert_no_processes(home / "portal")
+
+
+@pytest.mark.parametrize("victim", ["keeper", "server"])
+async def test_an_embedded_server_with_one_of_its_processes_killed_leaves_none_behind(home: Path, victim: str) -> None:
+    async with Queue("q", connection=Connection("embedded://portal", wait=20)) as queue:
+        await queue.add("enroll")
+        [pid] = [pid for pid, role in processes_of(home / "portal").items() if role == victim]
+        os.kill(pid, signal.SIGKILL)
+    assert_no_processes(home / "portal")  # though nobody asked it for anything after that
+
+
+async def test_a_memory_server_whose_keeper_is_killed_comes_back_empty() -> None:
+    async with Queue("q", connection=Connection("embedded://memory", wait=20)) as queue:
+        assert (await queue.add("enroll")).id == "1"
+        folder = _own_memory_server().path
+        os.kill(int((folder / "keeper").read_text()), signal.SIGKILL)
+        await wait_until(lambda: not processes_of(folder))
+        assert (await queue.add("enroll")).id == "1"
 
 
 async def test_a_cancelled_join_leaves_the_server_again(home: Path) -> None:
@@ -142,4 +163,5 @@ async def test_a_cancelled_join_leaves_the_server_again(home: Path) -> None:
     joining.cancel()
     await asyncio.wait([joining])
     await hub.release()
-    await wait_until(lambda: not processes_of(home / "portal") and not status("portal").users)
+    await wait_until(lambda: not status("portal").users)
+    assert_no_processes(home / "portal")

@@ -16,8 +16,7 @@ asking is trying to take them. Whoever holds ``users`` exclusively waits for no 
 
 A server lives no longer than its keeper, so none is left that nobody stops. The keeper ends it; if the keeper is
 killed, the kernel does: it sends the server SIGTERM (Linux). What is left all the same ends at the next start on its
-folder: a server that cannot obey then (frozen, or in a script without an end), and on other systems any whose keeper
-was killed.
+folder: a server that cannot obey then (in a script without an end), and on other systems any whose keeper was killed.
 """
 
 from __future__ import annotations
