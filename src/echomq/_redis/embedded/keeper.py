@@ -307,6 +307,7 @@ def spawn(folder: str, binary: str, record: Record) -> int:
     with lock(folder, "server") as held:
         if not held.take():
             raise OSError(errno.EBUSY, "another server took this folder", folder)
+        os.ftruncate(held.fd, 0)  # the pid of an earlier server is nobody's, or another's
         pid = _spawn(folder, binary, record, held)
         held.leave()  # from now on the lock lives and dies with the server
         return pid
@@ -330,7 +331,7 @@ def _spawn(folder: str, binary: str, record: Record, held: FileLock) -> int:
 
 
 def _become_server(binary: str, keeper: int, config: int, log: int, held: int) -> NoReturn:
-    """The rest of a forked child. It writes its pid itself, so that a held lock has one at every moment."""
+    """The rest of a forked child. It writes its pid itself, so no server ever runs without having said it."""
     try:
         for fd, standard in ((config, 0), (log, 1), (log, 2)):
             os.dup2(fd, standard)
@@ -338,7 +339,6 @@ def _become_server(binary: str, keeper: int, config: int, log: int, held: int) -
             signal.signal(number, signal.SIG_DFL)
         _end_with(keeper)
         os.setpgid(0, 0)
-        os.ftruncate(held, 0)
         os.pwrite(held, b"%d\n" % os.getpid(), 0)
         os.set_inheritable(held, True)
         os.execv(binary, [binary, "-"])
@@ -351,12 +351,15 @@ def _become_server(binary: str, keeper: int, config: int, log: int, held: int) -
 def _end_with(keeper: int) -> None:
     """Have the kernel send us SIGTERM when our parent has ended, however it ends (Linux)."""
     if sys.platform == "linux":
-        import ctypes  # only here: it takes longer than all our other imports
+        try:
+            import ctypes  # only here: it takes longer than all our other imports
 
-        set_parent_death_signal = 1
-        number = ctypes.c_ulong(signal.SIGTERM)
-        if ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, number, 0, 0, 0):
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+            set_parent_death_signal = 1
+            number = ctypes.c_ulong(signal.SIGTERM)
+            if ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, number, 0, 0, 0):
+                raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+        except (ImportError, MemoryError, OSError) as error:  # a Python or a system that lacks it or forbids it
+            os.write(2, f"this server will outlive a keeper that is killed: {error}\n".encode(errors="replace"))
     if os.getppid() != keeper:  # it ended before that
         os._exit(0)
 
@@ -383,10 +386,11 @@ def stop(folder: str, record: Record) -> None:
     with lock(folder, "server") as free:
         if not free.take():
             pid = running_pid(folder, record)
-            if pid is None:
-                raise OSError(errno.EBUSY, "a server holds this folder, but does not say its pid", folder)
-            asked = record.persistent and _signal(os.kill, pid, signal.SIGTERM)
+            asked = pid is None or (record.persistent and _signal(os.kill, pid, signal.SIGTERM))
+            # One without a pid was only being started when its keeper died, and is about to notice that.
             if not (asked and free.wait(STOP_LIMIT)):
+                if pid is None:
+                    raise OSError(errno.EBUSY, "a server holds this folder, but does not say its pid", folder)
                 # The whole group: a child that rewrites the append-only file holds the lock as well.
                 _signal(os.killpg, pid, signal.SIGKILL)
                 if not free.wait(STOP_LIMIT):
@@ -395,7 +399,7 @@ def stop(folder: str, record: Record) -> None:
 
 
 def running_pid(folder: str, record: Record) -> int | None:
-    """The pid of the running server: as the server says, else (if it does not answer) as its keeper wrote it."""
+    """The pid of the running server: as the server says, else (if it does not answer) as it wrote before it started."""
     try:
         lines = ask(record.socket, "INFO", "server", timeout=1.0).splitlines()
         return next(int(line.partition(":")[2]) for line in lines if line.startswith("process_id:"))
