@@ -231,9 +231,12 @@ async def test_nothing_is_left_when_the_folder_and_the_keeper_are_gone(home: Pat
         assert_no_processes(home / "orders")
 
 
-async def test_a_keeper_killed_while_its_server_starts_leaves_nothing(home: Path, make_user: MakeUser) -> None:
+@pytest.mark.parametrize("goes_on", [True, False])
+async def test_a_keeper_killed_while_its_server_starts_leaves_nothing(
+    home: Path, goes_on: bool, make_user: MakeUser
+) -> None:
     chance = random.Random(3)
-    for _ in range(12):
+    for _ in range(8):
         user = make_user("orders")
         await wait_until(lambda: "keeper" in processes_of(home / "orders").values())
         await asyncio.sleep(chance.uniform(0, 0.05))
@@ -241,6 +244,8 @@ async def test_a_keeper_killed_while_its_server_starts_leaves_nothing(home: Path
             if role == "keeper":
                 with suppress(ProcessLookupError):
                     kill(pid)
+        if goes_on:
+            user.reads("joined")
         user.kill()
         assert_no_processes(home / "orders")
 

@@ -330,7 +330,8 @@ def start_keeper(folder: str, program: Binary, start: FileLock) -> int:
             pass_fds=(start.fd, writer),
         )
         start.leave()
-        if starter.wait():  # it forks and ends; the keeper is nobody's child
+        # It forks and ends; the keeper is nobody's child. If it is killed, it is as with a killed keeper: no word comes.
+        if starter.wait() > 0:
             raise OSError(f"{sys.executable} {keeper.__file__} ended with code {starter.returncode}")
     except BaseException:
         os.close(report)
