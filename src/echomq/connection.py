@@ -135,6 +135,9 @@ class Connection:
         for hub in hubs:
             if hub.loop is asyncio.get_running_loop():
                 await hub.close()
+            elif hub.loop.is_closed():
+                self.forget(hub)
+                hub.abandon()
             else:
                 run_elsewhere(hub.loop, hub.close)
 
@@ -304,8 +307,11 @@ class Hub:
                 await link.close()
 
     def abandon(self) -> None:
-        """The event loop has ended; its sockets died with it."""
+        """The event loop has ended. Its sockets close when nothing refers to them any more."""
         self._closed = True
+        self._link = None
+        self._parts.clear()
+        self._opening.clear()
         if self._server is not None:
             self._server.close()
 

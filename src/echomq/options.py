@@ -310,6 +310,10 @@ class JobSpec(msgspec.Struct, frozen=True):
             _check_moment(self.at, "at")
         if self.timestamp is not None:
             _check_moment(self.timestamp, "timestamp")
+            if self.at is not None and self.at < self.timestamp:
+                raise InvalidOption(
+                    f"at={shown(self.at)} is before timestamp={shown(self.timestamp)}: a job cannot be due before it was made"
+                )
         if self.backoff is not None and not isinstance(self.backoff, Backoff):
             _check_backoff(self.backoff)
         if self.remove_on_complete is not None:

@@ -140,7 +140,7 @@ class Task(Generic[P, R]):
         converted: dict[str, Any] = {}
         for name, value in data.items():
             try:
-                converted[name] = msgspec.convert(value, types[name]) if name in types else value
+                converted[name] = msgspec.convert(value, types[name], str_keys=True) if name in types else value
             except msgspec.ValidationError as error:
                 raise Unrecoverable(f"argument {name}={value!r:.60} of task {self.name!r}: {error}") from None
         del bound
@@ -153,7 +153,7 @@ class Task(Generic[P, R]):
         except (TypeError, ValueError, RecursionError, OverflowError):
             return  # the encoder says what is wrong with it
         try:
-            msgspec.convert(plain, self._types[parameter])
+            msgspec.convert(plain, self._types[parameter], str_keys=True)
         except msgspec.ValidationError as error:
             raise TypeError(f"task {self.name!r}: argument {parameter}={value!r:.60}: {error}") from None
 

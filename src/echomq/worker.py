@@ -7,6 +7,7 @@ import functools
 import inspect
 import random
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,6 +33,9 @@ Processor = Callable[[Job[Any]], Any]
 """A handler: ``async def``, or a plain function, which runs in a thread of the worker's own."""
 
 _LONGEST_PAUSE = 1.0
+
+_inside: ContextVar[Worker | None] = ContextVar("_inside", default=None)
+"""Whose handler runs here."""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -221,13 +225,16 @@ class Worker:
         Args:
             force: give running jobs back at once.
 
+        Called in a handler of this very worker, it asks for the stop and returns at once.
+
         Raises:
             OutcomesNotStored: the server was away; names the jobs, which will run again.
         """
         session = self._session
         if session is not None and not session.task.get_loop().is_closed():
             session.stop(hurry=force)
-            await self._wait_for(session)
+            if _inside.get() is not self:  # a handler that closes its own worker does not wait for itself
+                await self._wait_for(session)
 
     # -- inside ------------------------------------------------------------------------------------------------------------
 
@@ -373,10 +380,12 @@ class _Calls:
         self._is_async = self._processor is not None and is_async(self._processor)
         self._threads = threads
         self._home = home
+        self._worker = worker
 
     async def __call__(self, held: Held) -> Any:
         job: Job[Any] = Job(held.job, self._home)
         held.called = True
+        _inside.set(self._worker)  # for this run's own context: every run is a task
         if self._is_async:
             assert self._processor is not None
             return await self._processor(job)
@@ -409,4 +418,8 @@ class _Calls:
 def _checked_name(name: str) -> str:
     if not isinstance(name, str) or not name:
         raise InvalidOption(f"name={name!r}: must be a text that is not empty")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise InvalidOption(f"name={name!r}: holds a lone surrogate, which has no UTF-8 form; remove it") from None
     return name

@@ -10,6 +10,7 @@ import time
 import hiredis
 
 from echomq._redis.connect import Settings, check_greeting, check_link_options, keep_alive, unavailable
+from echomq._redis.forks import remember
 from echomq._redis.wire import INCOMPLETE, Argument, Reply, new_reader, pack, refused_for_now
 from echomq.errors import ConnectionLost, ServerError, ServerUnavailable
 
@@ -42,6 +43,11 @@ class HeartbeatLink:
         # Held while a call runs. Only its holder closes the socket, so that nobody reads from a descriptor that has
         # been given to another socket meanwhile.
         self._in_use = threading.Lock()
+        remember(self)
+
+    def descriptor(self) -> int | None:
+        """The number of its socket, for the child of a fork."""
+        return None if self._socket is None else self._socket.fileno()
 
     def call(self, *args: Argument, timeout: float) -> Reply:
         """Send one command and give its reply.

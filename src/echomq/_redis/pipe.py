@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import hiredis
 
+from echomq._redis.forks import remember
 from echomq._redis.wire import INCOMPLETE, Reply, new_reader, refused_for_now
 from echomq.errors import ConnectionLost, EchoMQError, ServerError, ServerUnavailable
 
@@ -44,6 +45,15 @@ class Pipe(asyncio.Protocol):
         self._writable: list[asyncio.Future[None]] = []
         self._watchdog: asyncio.TimerHandle | None = None
         self._suspected = False
+        self._received = 0
+        self._seen_moving = (0, 0)
+        remember(self)
+
+    def descriptor(self) -> int | None:
+        """The number of its socket, for the child of a fork."""
+        found = None if self._transport is None else self._transport.get_extra_info("socket")
+        number: int | None = None if found is None else found.fileno()
+        return number
 
     @property
     def alive(self) -> bool:
@@ -110,6 +120,7 @@ class Pipe(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         reader = self._reader
         refusal: str | None = None
+        self._received += 1
         try:
             reader.feed(data)
             while (reply := reader.gets()) is not INCOMPLETE:
@@ -158,12 +169,22 @@ class Pipe(asyncio.Protocol):
         if earliest > now:
             self._suspected = False
             self._watch(earliest)
+        elif self._moves():
+            # A large reply, or a large command of ours, on a slow way: what moves is not dead.
+            self._suspected = True
+            self._watch(now + _LONGEST_SECOND_LOOK)
         elif not self._suspected:
             self._suspected = True
             late = now - earliest
             self._watch(now + min(max(late, _SHORTEST_SECOND_LOOK), _LONGEST_SECOND_LOOK))
         else:
             self.abort(f"no reply within the deadline, calls outstanding: {len(self._outstanding)}")
+
+    def _moves(self) -> bool:
+        """Whether bytes have come, or gone, since the last look."""
+        waiting = self._transport.get_write_buffer_size() if self._transport is not None else 0
+        before, self._seen_moving = self._seen_moving, (self._received, waiting)
+        return self._suspected and (self._received > before[0] or waiting < before[1])
 
     def _wake_writers(self) -> None:
         waiting, self._writable = self._writable, []

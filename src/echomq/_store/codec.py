@@ -338,9 +338,11 @@ def _keep_numbers(value: Any) -> tuple[float, float | None, float | None] | None
         count, age, limit = (_number(value.get(part)) for part in ("count", "age", "limit"))
         if count is None and age is None and limit is None:
             return None
-        return (-1 if count is None else count), age, limit
+        age = None if age is None or age < 0 else age  # a negative one says nothing
+        limit = None if limit is None or limit < 0 else limit
+        return (-1 if count is None else max(count, -1)), age, limit
     number = _number(value)
-    return None if number is None else (number, None, None)
+    return None if number is None else (max(number, -1), None, None)
 
 
 def _rule_from_opts(value: Any) -> str | None:
@@ -371,19 +373,31 @@ class RunOptions(msgspec.Struct, frozen=True):
     stack_trace_limit: int | None = None
 
 
+_MOST: Final = 1e12  # far beyond every option that means something
+
+
 def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    """A number of somebody's JSON, cut to where one can count with it; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return float(min(max(value, -_MOST), _MOST))
 
 
-@lru_cache(maxsize=1024)
+_CACHED_OPTS: Final = 512  # bytes: long ones are seldom equal, and would fill the cache
+
+
 def decode_opts(text: bytes) -> RunOptions:
     """Options from their text. Equal texts are read once.
 
     Raises:
         ValueError: the text is no JSON object.
     """
+    return _decode_opts_once(text) if len(text) <= _CACHED_OPTS else _decode_opts(text)
+
+
+def _decode_opts(text: bytes) -> RunOptions:
     raw = decode_json(text)
     if not isinstance(raw, dict):
         raise ValueError(f"opts must be a JSON object, not {type(raw).__name__}")
@@ -399,13 +413,16 @@ def decode_opts(text: bytes) -> RunOptions:
         raw=raw,
         attempts=int(_number(raw.get("attempts")) or 0),
         backoff_type=backoff_type,
-        backoff_delay=max(delay, 0.0),
+        backoff_delay=min(max(delay, 0.0), MAX_DELAY),
         backoff_jitter=jitter,
         lifo=bool(raw.get("lifo")),
         keep_completed=_rule_from_opts(raw.get("removeOnComplete")),
         keep_failed=_rule_from_opts(raw.get("removeOnFail")),
         stack_trace_limit=None if limit is None else int(limit),
     )
+
+
+_decode_opts_once: Final = lru_cache(maxsize=1024)(_decode_opts)
 
 
 def _keep_from_opts(value: Any) -> Keep | None:
@@ -511,8 +528,8 @@ class StoredJob:
 
     @property
     def attempts_made(self) -> int:
-        """Runs that ended (``attemptsMade`` is how older writers called it)."""
-        return self.number(b"attemptsMade") if b"attemptsMade" in self.fields else self.number(b"atm")
+        """Runs that ended. ``attemptsMade`` is how older writers called it; it no longer moves once we count in ``atm``."""
+        return max(self.number(b"attemptsMade"), self.number(b"atm"))
 
     @property
     def attempts_started(self) -> int:

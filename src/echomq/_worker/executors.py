@@ -6,10 +6,13 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import os
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeAlias
+
+from echomq._worker.forked import leave_fork
 
 _Ended: TypeAlias = "asyncio.Future[tuple[Any, BaseException | None]]"
 
@@ -76,6 +79,7 @@ class Threads:
         loop = asyncio.get_running_loop()
         ended: _Ended = loop.create_future()
         context = contextvars.copy_context()
+        process = os.getpid()
 
         def finish(value: Any, error: BaseException | None) -> None:
             if not ended.done():
@@ -88,16 +92,22 @@ class Threads:
                 value = context.run(function)
             except BaseException as raised:  # also SystemExit: it is the job's outcome, not the worker's
                 error = raised
+            leave_fork(process, error)
             try:
                 loop.call_soon_threadsafe(finish, value, error)
             except RuntimeError:
                 pass  # the loop has closed: the worker is gone, and its job was given back
 
+        if self._busy >= self._threads and self._threads < self._size:
+            try:
+                threading.Thread(target=self._serve, name=f"{self._name}-{self._threads + 1}", daemon=True).start()
+            except RuntimeError:  # no memory, or too many threads: those that there are do the work, if there are any
+                if not self._threads:
+                    raise
+            else:
+                self._threads += 1
         self._busy += 1
         self._waited_for.add(ended)
-        if self._busy > self._threads and self._threads < self._size:
-            self._threads += 1
-            threading.Thread(target=self._serve, name=f"{self._name}-{self._threads}", daemon=True).start()
         self._work.put(work)
         return ended
 

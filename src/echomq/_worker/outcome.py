@@ -47,7 +47,7 @@ class Ends:
             return Completed(held.job.id, held.token, encode_json(value, "result"), keep)
         except errors.EncodingError as error:
             reason = str(error)
-        except Exception as error:  # an object whose own methods raise while it is being written
+        except BaseException as error:  # an object whose own methods raise, SystemExit too, while it is being written
             reason = f"result cannot be encoded: {message_of(error)}"
         return Completed(held.job.id, held.token, b"null", keep, printable(reason))
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from echomq._log import about, logger
 from echomq._store.codec import RunOptions, StoredJob
 from echomq._store.finish import Failed, Outcome, Retry
+from echomq._worker.forked import leave_fork
 from echomq._worker.held import Held, Hold
 from echomq._worker.outcome import Ends
 
@@ -32,21 +34,23 @@ class Runner:
         self._ends = ends
         self._advance = advance
         self._all_cancelled = all_cancelled
+        self._process = os.getpid()
 
     async def run(self, held: Held) -> Outcome | None:
         """The outcome to store; None if nothing may be written: the job is another's by now, or was given back."""
         job = held.job
+        deferred = job.fields.get(b"defa")
         try:
             options = job.opts
-        except ValueError as error:
-            return self._ends.failed(held, _NO_OPTIONS, f"the job's opts cannot be read: {error}")
-        deferred = job.fields.get(b"defa")
+        except Exception as error:  # whatever was written there: the job ends, and says why
+            why = f"the job's opts cannot be read: {error}" if deferred is None else deferred.decode("utf-8", "replace")
+            return self._ends.failed(held, _NO_OPTIONS, why)
         if deferred is not None:
             return self._ends.failed(held, options, deferred.decode("utf-8", "replace"))
         try:
             if b"rjk" in job.fields:
                 await self._advance(job)
-            value = await self._call(held)
+            value = await self._called(held)
         except asyncio.CancelledError as error:
             if held.hold is Hold.STOPPED or (held.hold is Hold.RUNNING and self._all_cancelled()):
                 return self._ends.stopped(held)
@@ -60,6 +64,15 @@ class Runner:
         if held.hold in _NOT_OURS:
             return None
         return self._ends.returned(held, options, value)
+
+    async def _called(self, held: Held) -> Any:
+        try:
+            value = await self._call(held)
+        except BaseException as error:
+            leave_fork(self._process, error)
+            raise
+        leave_fork(self._process, None)
+        return value
 
     def _raised(self, held: Held, options: RunOptions, error: BaseException) -> Outcome | None:
         if held.hold in _NOT_OURS:

@@ -15,7 +15,7 @@ function M.look(q, deid)
     local payload = check.fields(next_key, "name", "data", "opts", "jid", "pk", "pd", "pdk", "rjk")
     local readable, opts = pcall(cjson.decode, payload[3] or "{}")
     if not readable or type(opts) ~= "table" then
-      error("BROKEN " .. next_key .. " has opts that are no JSON object", 0)
+      opts, payload[3] = {}, "{}"   -- the job must end, and the next one run, whatever somebody wrote there
     end
     if payload[7] then
       check.set(payload[7])

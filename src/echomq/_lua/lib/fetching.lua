@@ -82,8 +82,11 @@ function M.run(q, settings, want, now, now_text, reply)
   if wanted > 0 then
     local ids, from_wait, ends = candidates(q, wanted)
     local jobs, broken, bytes, last = {}, {}, 0, 0
+    local seen, twice = {}, {}
     for index, id in ipairs(ids) do
-      local hash = redis.pcall("HGETALL", q.base .. id)
+      twice[index] = seen[id]   -- an id that stands there twice is one job, and runs once
+      seen[id] = true
+      local hash = not twice[index] and redis.pcall("HGETALL", q.base .. id) or {}
       if hash.err then
         broken[index] = true
       elseif #hash > 0 then
@@ -119,7 +122,7 @@ function M.run(q, settings, want, now, now_text, reply)
           redis.call("XADD", q.events, "*", "event", "failed", "jobId", id,
             "failedReason", "the key of this job is not a hash", "prev", "waiting")
           dropped[#dropped + 1] = id
-        elseif not jobs[index] and string.sub(id, 1, 2) ~= "0:" then
+        elseif not jobs[index] and not twice[index] and string.sub(id, 1, 2) ~= "0:" then
           dropped[#dropped + 1] = id
         end
       end
@@ -182,7 +185,7 @@ end
 --- When the next delayed job becomes due, as text; "0" if there is none.
 function M.next_due(q)
   local first = not q.bare and redis.call("ZRANGE", q.delayed, "0", "0", "WITHSCORES")
-  return first and first[2] and place.whole(math.floor(tonumber(first[2]) / place.TICK)) or "0"
+  return first and first[2] and place.whole(place.due_of(first[2])) or "0"
 end
 
 --- Gives what is kept of a fetch once more: the jobs that are still of this very fetch. Where the lock has expired meanwhile

@@ -47,6 +47,13 @@ function M.due_score(delayed, due)
   return whole(math.min(tonumber(last[2]) + 1, high))
 end
 
+local LATEST = 9007199254740991
+
+--- The due time of a score: a whole number, whatever stands there.
+function M.due_of(score)
+  return math.max(0, math.min(math.floor(tonumber(score) / TICK), LATEST))
+end
+
 --- The base marker: a job may be runnable now. The caller has looked whether the queue is paused or maxed.
 function M.mark(marker)
   redis.call("ZADD", marker, "0", "0")

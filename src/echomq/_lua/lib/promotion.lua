@@ -9,7 +9,7 @@ local STEP = 250
 --- Moves up to 250 due jobs to where they can run. Returns how many, and whether more are due.
 --- Membership comes first and decoration after it, so that no error can leave a job in no state.
 function M.run(q, now)
-  local due = redis.call("ZRANGEBYSCORE", q.delayed, "0", place.whole((now + 1) * place.TICK - 1),
+  local due = redis.call("ZRANGEBYSCORE", q.delayed, "-inf", place.whole((now + 1) * place.TICK - 1),
     "LIMIT", "0", tostring(STEP + 1))
   if #due == 0 then
     return 0, false

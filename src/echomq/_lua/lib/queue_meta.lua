@@ -22,7 +22,8 @@ function M.read(meta)
     concurrency = whole(found[2]),
     max = whole(found[3]),
     duration = whole(found[4]),
-    max_events = found[5] and #found[5] < 16 and string.find(found[5], "^%d+$") and found[5] or DEFAULT_MAX_EVENTS,
+    max_events = found[5] and #found[5] < 16 and check.is_count(found[5]) and not string.find(found[5], "-", 1, true)
+      and found[5] or DEFAULT_MAX_EVENTS,
     events_unset = not found[5],
   }
 end

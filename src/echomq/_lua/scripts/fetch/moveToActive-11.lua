@@ -42,7 +42,7 @@ local now, now_text = clock.read(clock_given)
 if not settings.paused and resent ~= "1" and check.list(wait) == 0 and check.zset(prioritized) == 0 then
   check.zset(delayed)
   local first = redis.call("ZRANGE", delayed, "0", "0", "WITHSCORES")
-  local due = first[2] and math.floor(tonumber(first[2]) / place.TICK)
+  local due = first[2] and place.due_of(first[2])
   if not due or due > now then   -- nothing but jobs for later: as above
     redis.call("DEL", q.pc)
     return { now_text, {}, 0, 0, due and place.whole(due) or "0", {} }

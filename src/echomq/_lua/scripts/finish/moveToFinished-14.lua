@@ -140,7 +140,7 @@ local function finish(kind, job_id, job_token, value, index, rule, fields, attem
     local text = redis.call("HGET", key, "parent")
     local readable, flags = pcall(cjson.decode, text or "{}")
     if not readable or type(flags) ~= "table" then
-      error("BROKEN " .. key .. " has a parent field that is no JSON object", 0)
+      flags = {}   -- no policy that one could read: the job must end all the same
     end
     policy = flags.fpof == true and "fpof" or flags.cpof == true and "cpof" or flags.idof == true and "idof"
       or flags.rdof == true and "rdof" or nil

@@ -40,7 +40,8 @@ end
 
 --- Drops the records of lanes that nobody has used for an hour: some at random each time, so that all are met in time.
 local function forget_lanes(now)
-  local lanes = redis.call("HRANDFIELD", calls, "64", "WITHVALUES")
+  local some = math.max(64, math.min(1000, math.floor(redis.call("HLEN", calls) / 4)))
+  local lanes = redis.call("HRANDFIELD", calls, tostring(some), "WITHVALUES")
   for index = 1, #lanes, 2 do
     local used = tonumber(string.match(lanes[index + 1], "^%d+:(%d+):") or "")
     if lanes[index] ~= lane and used and now - used > FORGET_AFTER_MS then
