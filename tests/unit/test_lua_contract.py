@@ -58,9 +58,10 @@ def test_a_lane_script_ends_by_keeping_its_reply(found: Script) -> None:
     body = SCRIPT_FILES[found.name].read_text("utf-8")
     kept_at = body.rindex("calls_kept.keep(calls, lane, number, now, now_text, ")
     *_, last = body.rstrip().splitlines()
-    # Or by a function of its own that does so, or by a reply to which it adds what is not kept.
-    assert "calls_kept.keep(" in last or last.startswith("return answer(") or last == "return reply"
-    if last == "return reply":
+    # Or by a function that does so: of its own, or the fetch's, which adds what is not kept.
+    assert "calls_kept.keep(" in last or last.startswith("return answer(") or last == "end)"
+    if last == "end)":
+        assert "return fetching.answer({" in body
         assert not WRITES.search(body, kept_at), "it writes after its reply is kept"
 
 

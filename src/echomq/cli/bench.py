@@ -11,10 +11,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from echomq import Connection, EchoMQError, Job, JobSpec, Keep, Queue, ServerError, Worker
-from echomq._redis.client import Link
+from echomq import Connection, EchoMQError, Job, JobSpec, Keep, Queue, Worker
 from echomq._store.keys import QueueKeys
 from echomq.cli._loop import run_in_loop
+from echomq.cli._remove import remove_queue
 
 _BULK: Final = 1000
 _PICK_UPS: Final = 200
@@ -90,7 +90,7 @@ async def _bench(connection: Connection, jobs: int, concurrency: int) -> Measure
                 await _drain(queue, few, concurrency)
                 latencies = sorted(await _latencies(queue, min(few, _PICK_UPS), concurrency))
         finally:
-            await _remove(link, keys)
+            await remove_queue(link, keys)
     finally:
         await hub.release()
     return Measured(
@@ -149,19 +149,3 @@ async def _latencies(queue: Queue, jobs: int, concurrency: int) -> list[float]:
             await queue.add("bench", _PAYLOAD)
             latencies.append(await started.get() - added)
     return latencies
-
-
-async def _remove(link: Link, keys: QueueKeys) -> None:
-    """Removes every key of the queue, a few at a time."""
-    for base in (keys.base, keys.own_base):
-        cursor = b"0"
-        while True:
-            match await link.call("SCAN", cursor, "MATCH", base + "*", "COUNT", 1000):
-                case [bytes() as cursor, list() as found]:
-                    pass
-                case reply:
-                    raise ServerError(f"SCAN was answered with {reply!r}")
-            if found:
-                await link.call("UNLINK", *(key for key in found if isinstance(key, bytes)))
-            if cursor == b"0":
-                break

@@ -188,9 +188,23 @@ function M.next_due(q)
   return first and first[2] and place.whole(place.due_of(first[2])) or "0"
 end
 
+local HEAD = 6   -- now, codes, flags, milliseconds of a limit, next due time, dropped ids; then the jobs
+
+--- Completes a reply: `keep` gets it with the ids of the jobs, the caller with ids and hashes.
+function M.answer(reply, jobs, taken, keep)
+  for index = 1, taken do
+    reply[HEAD + index] = jobs[index * 2 - 1]
+  end
+  keep(reply)
+  for index = 1, taken * 2 do
+    reply[HEAD + index] = jobs[index]
+  end
+  return reply
+end
+
 --- Gives what is kept of a fetch once more: the jobs that are still of this very fetch. Where the lock has expired meanwhile
 --- and nobody has started the job again, it is taken again: its worker has been away, not dead.
-function M.again(q, token, ids, reply, lock_ms)
+local function again(q, token, ids, reply, lock_ms)
   for _, id in ipairs(ids) do
     local key = q.base .. id
     local lock = redis.pcall("GET", key .. ":lock")
@@ -207,6 +221,19 @@ function M.again(q, token, ids, reply, lock_ms)
     end
   end
   return reply
+end
+
+--- The reply to a call that is made again, from what was kept of it.
+function M.answer_again(q, token, kept, lock_ms)
+  local reply, ids = {}, {}
+  for index, part in ipairs(kept) do
+    if index <= HEAD then
+      reply[index] = part
+    else
+      ids[index - HEAD] = part
+    end
+  end
+  return again(q, token, ids, reply, lock_ms)
 end
 
 return M

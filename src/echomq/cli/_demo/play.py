@@ -25,7 +25,8 @@ from echomq.cli._demo import example
 from echomq.cli._demo.crew import TICK, Crew
 from echomq.cli._demo.naive import NaiveQueue
 from echomq.cli._demo.story import Story
-from echomq.errors import EchoMQError, ServerError
+from echomq.cli._remove import remove_queue
+from echomq.errors import EchoMQError
 from portal import make_roster, roster
 from portal.seats import Audit, Seats
 from portal.worker import CONCURRENCY, LOCK_DURATION, MAX_STALLED_COUNT, PACE, STALLED_INTERVAL
@@ -454,17 +455,6 @@ async def remove(url: str, queue: str, plain_list: str) -> None:
     link = Link(Settings.from_url(url))
     try:
         await link.call("UNLINK", plain_list)
-        for base in (keys.base, keys.own_base):
-            cursor = b"0"
-            while True:
-                match await link.call("SCAN", cursor, "MATCH", base + "*", "COUNT", 1000):
-                    case [bytes() as cursor, list() as found]:
-                        pass
-                    case reply:
-                        raise ServerError(f"SCAN was answered with {reply!r}")
-                if found:
-                    await link.call("UNLINK", *(key for key in found if isinstance(key, bytes)))
-                if cursor == b"0":
-                    break
+        await remove_queue(link, keys)
     finally:
         await link.close()

@@ -29,12 +29,7 @@ if resent ~= "1" and redis.call("EXISTS", wait, prioritized, delayed, paused, q.
 end
 local kept = calls_kept.find(calls, lane, number)
 if kept then
-  local reply = { kept[1], kept[2], kept[3], kept[4], kept[5], kept[6] }
-  local ids = {}
-  for index = 7, #kept do
-    ids[#ids + 1] = kept[index]
-  end
-  return fetching.again(q, token, ids, reply, lock_ms)
+  return fetching.answer_again(q, token, kept, lock_ms)
 end
 
 local settings = queue_meta.read(meta)
@@ -60,12 +55,6 @@ local want = {
 }
 local jobs = {}
 local taken, flags, limited_ms, next_due, dropped = fetching.run(q, settings, want, now, now_text, jobs)
-local reply = { now_text, {}, flags, limited_ms, next_due, dropped }
-for index = 1, taken do
-  reply[6 + index] = jobs[index * 2 - 1]
-end
-calls_kept.keep(calls, lane, number, now, now_text, reply)
-for index = 1, taken * 2 do
-  reply[6 + index] = jobs[index]
-end
-return reply
+return fetching.answer({ now_text, {}, flags, limited_ms, next_due, dropped }, jobs, taken, function(reply)
+  calls_kept.keep(calls, lane, number, now, now_text, reply)
+end)

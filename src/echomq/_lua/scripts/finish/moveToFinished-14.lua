@@ -42,12 +42,7 @@ local q = {
 }
 local kept = calls_kept.find(calls, lane, number)
 if kept then
-  local reply = { kept[1], kept[2], kept[3], kept[4], kept[5], kept[6] }
-  local ids = {}
-  for index = 7, #kept do
-    ids[#ids + 1] = kept[index]
-  end
-  return fetching.again(q, token, ids, reply, lock_ms)
+  return fetching.answer_again(q, token, kept, lock_ms)
 end
 
 -- Everything that may be wrong is found before the first write.
@@ -310,12 +305,6 @@ if taken == 0 then
   end
 end
 
-local reply = { now_text, codes, flags, limited_ms, next_due, dropped }
-for index = 1, taken do
-  reply[6 + index] = jobs[index * 2 - 1]
-end
-calls_kept.keep(calls, lane, number, now, now_text, reply)
-for index = 1, taken * 2 do
-  reply[6 + index] = jobs[index]
-end
-return reply
+return fetching.answer({ now_text, codes, flags, limited_ms, next_due, dropped }, jobs, taken, function(reply)
+  calls_kept.keep(calls, lane, number, now, now_text, reply)
+end)
