@@ -7,6 +7,7 @@ have expired; an error of the connection alone is no loss.
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import threading
 import time
@@ -22,6 +23,9 @@ from echomq._worker.held import Held, HeldTable, Hold
 from echomq.errors import ConnectionLost, EchoMQError, ServerUnavailable
 
 _RETRY_PAUSE = 0.25
+_LOOK_EVERY = 1.0
+_SLOW_LOOP = 3.0
+"""Seconds of silence after which a held-up event loop is worth a line in the log."""
 _JOIN = 1.0
 _MARGIN = 0.1
 """The share of the lock's duration that is left unused: for the time between our clock's word and the handler's end."""
@@ -55,7 +59,7 @@ class Keeper:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0
         self._loop_seen = 0.0
-        self._loop_reported = False
+        self._loop_reported = 0.0
         self._in_trouble = False
 
     @property
@@ -93,7 +97,6 @@ class Keeper:
     def _run(self) -> None:
         pause = self._interval
         while not self._wait(pause):
-            self._look_at_loop()
             try:
                 self.tick()
             except (ServerUnavailable, ConnectionLost) as error:
@@ -116,14 +119,21 @@ class Keeper:
                 pause = self._interval
 
     def _wait(self, pause: float) -> bool:
-        """Whether it is time to stop. Tells a process that stood still from an event loop that is held up."""
-        began = time.monotonic()
-        stopped = self._stop.wait(pause)
-        late = time.monotonic() - began - pause
-        if late > self._lock_duration / 2 and not stopped:
-            logger.warning("this process has not run for %.1f s (frozen, or starved of processor time)", late)
-            self._loop_seen = time.monotonic()  # it cannot have answered
-        return stopped
+        """Waits, with an eye on the event loop. Whether it is time to stop."""
+        left = pause
+        while left > 0:
+            part = min(left, _LOOK_EVERY)
+            began = time.monotonic()
+            if self._stop.wait(part):
+                return True
+            left -= part
+            late = time.monotonic() - began - part
+            if late > self._lock_duration / 2:
+                # Told apart from an event loop that is held up: then this thread at least runs.
+                logger.warning("this process has not run for %.1f s (frozen, or starved of processor time)", late)
+                self._loop_seen = time.monotonic()  # it cannot have answered
+            self._look_at_loop()
+        return False
 
     def _renew(self, held: Sequence[Held]) -> None:
         before = lasting()
@@ -153,28 +163,36 @@ class Keeper:
             logger.warning("locks of %s cannot be renewed for now: %s", self._keys.queue, error)
 
     def _look_at_loop(self) -> None:
-        """Asks the event loop for a sign of life, and names what holds it up when none has come for a lock's duration."""
+        """Asks the event loop for a sign of life, and says what holds it up: after some seconds, and after a lock's duration."""
         assert self._loop is not None
         silent = time.monotonic() - self._loop_seen
-        if silent > self._lock_duration and not self._loop_reported:
-            self._loop_reported = True
-            frame = sys._current_frames().get(self._loop_thread)
-            stack = "".join(traceback.format_stack(frame)) if frame is not None else "unknown"
-            running = [one for one in self._table.all() if one.hold is Hold.RUNNING]
-            first = running[0].job if running else None
-            logger.error(
-                "the event loop has not answered for %.1f s; %d jobs are in hand%s. It stands at:\n%s",
-                silent,
-                len(running),
-                f", the first is {first.id} ({first.name})" if first else "",
-                stack,
-                extra=about(self._keys.queue, first.id, first.name) if first else None,
-            )
+        if silent > self._lock_duration and self._loop_reported < self._lock_duration:
+            self._loop_reported = silent
+            self._report_loop(logging.ERROR, silent)
+        elif silent > _SLOW_LOOP and not self._loop_reported:
+            self._loop_reported = silent
+            self._report_loop(logging.WARNING, silent)
         try:
             self._loop.call_soon_threadsafe(self._loop_answers)
         except RuntimeError:
             self._stop.set()
 
+    def _report_loop(self, level: int, silent: float) -> None:
+        frame = sys._current_frames().get(self._loop_thread)
+        stack = "".join(traceback.format_stack(frame, limit=12)) if frame is not None else "unknown"
+        running = [one for one in self._table.all() if one.hold is Hold.RUNNING]
+        first = running[0].job if running else None
+        logger.log(
+            level,
+            "the event loop has not answered for %.1f s: a handler holds it up (what blocks belongs in a plain def, which runs "
+            "in a thread). Jobs in hand: %d%s. It stands at:\n%s",
+            silent,
+            len(running),
+            f", the first is {first.id} ({first.name})" if first else "",
+            stack,
+            extra=about(self._keys.queue, first.id, first.name) if first else None,
+        )
+
     def _loop_answers(self) -> None:
         self._loop_seen = time.monotonic()
-        self._loop_reported = False
+        self._loop_reported = 0.0
