@@ -179,7 +179,7 @@ class Keeper:
 
     def _report_loop(self, level: int, silent: float) -> None:
         frame = sys._current_frames().get(self._loop_thread)
-        stack = "".join(traceback.format_stack(frame, limit=12)) if frame is not None else "unknown"
+        stack = "".join(traceback.format_stack(frame, limit=6)) if frame is not None else "unknown"
         running = [one for one in self._table.all() if one.hold is Hold.RUNNING]
         first = running[0].job if running else None
         logger.log(
