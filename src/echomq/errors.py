@@ -3,14 +3,11 @@
     EchoMQError
     ├── InvalidOption (also ValueError)      an argument breaks a rule; nothing was changed
     ├── EncodingError (also ValueError)      a value cannot be written as JSON; nothing was changed
-    ├── UnknownJob (also LookupError)        no job of that id
-    ├── UnknownTask (also LookupError)       this worker knows no task of that name
     ├── JobFailed                            result(): the job failed; has the reason
     ├── JobRemoved                           result(): the job was removed before it ended
     ├── ResultUnavailable                    result(): the job completed, its result could not be encoded
     ├── ResultTimeout (also TimeoutError)    result(): not ended in time; the job goes on
     ├── StateError                           the job is not where this change needs it
-    │   ├── LockLost                         another worker owns the job now, or its lock has gone
     │   └── JobLocked                        a worker is running the job
     ├── BulkAddError                         a bulk add stopped half-way; says what became of each job
     ├── OutcomesNotStored                    a worker stopped without its server; says whose outcomes were not stored
@@ -55,22 +52,6 @@ class EncodingError(EchoMQError, ValueError):
         self.path = path
 
 
-class UnknownJob(EchoMQError, LookupError):
-    """The queue has no job of this id.
-
-    Attributes:
-        job_id: the id that was asked for.
-    """
-
-    def __init__(self, job_id: str, queue: str) -> None:
-        super().__init__(f"queue {queue!r} has no job {job_id!r}: it was never added, or it was removed")
-        self.job_id = job_id
-
-
-class UnknownTask(EchoMQError, LookupError):
-    """A job names a task that this worker does not know."""
-
-
 class JobFailed(EchoMQError):
     """The job that ``result()`` waited for failed.
 
@@ -111,10 +92,6 @@ class ResultTimeout(EchoMQError, TimeoutError):
 
 class StateError(EchoMQError):
     """The job is not in the state that this change needs."""
-
-
-class LockLost(StateError):
-    """The job's lock has gone or belongs to another worker; nothing more is written for this run."""
 
 
 class JobLocked(StateError):
