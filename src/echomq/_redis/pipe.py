@@ -39,14 +39,14 @@ class Pipe(asyncio.Protocol):
         self._loop = loop
         self._transport: asyncio.Transport | None = None
         self._reader = new_reader()
-        # One entry a call: its future, its deadline, and for many commands at once how many replies it takes (else 0).
-        self._outstanding: deque[tuple[asyncio.Future[Any], float, int]] = deque()
+        # One entry a call: its future, its deadline, for many commands at once how many replies it takes (else 0), and its
+        # timeout.
+        self._outstanding: deque[tuple[asyncio.Future[Any], float, int, float]] = deque()
         self._parts: list[Reply] = []
         self._writable: list[asyncio.Future[None]] = []
         self._watchdog: asyncio.TimerHandle | None = None
         self._suspected = False
-        self._received = 0
-        self._seen_moving = (0, 0)
+        self._moved_at = -_FOR_EVER  # when bytes last came, or a full send buffer went
         remember(self)
 
     def descriptor(self) -> int | None:
@@ -65,7 +65,7 @@ class Pipe(asyncio.Protocol):
         assert self._transport is not None
         future: asyncio.Future[Any] = self._loop.create_future()
         deadline = self._loop.time() + timeout
-        self._outstanding.append((future, deadline, parts))
+        self._outstanding.append((future, deadline, parts, timeout))
         if self._watchdog is None or deadline < self._watchdog.when():
             self._watch(deadline)
         self._transport.write(packed)
@@ -85,7 +85,7 @@ class Pipe(asyncio.Protocol):
             self._watchdog.cancel()
             self._watchdog = None
         while self._outstanding:
-            future, _, _ = self._outstanding.popleft()
+            future, _, _, _ = self._outstanding.popleft()
             if not future.done():
                 future.set_exception(
                     ConnectionLost(
@@ -114,13 +114,14 @@ class Pipe(asyncio.Protocol):
         self.paused = True
 
     def resume_writing(self) -> None:
+        self._moved_at = self._loop.time()
         self.paused = False
         self._wake_writers()
 
     def data_received(self, data: bytes) -> None:
         reader = self._reader
         refusal: str | None = None
-        self._received += 1
+        self._moved_at = self._loop.time()
         try:
             reader.feed(data)
             while (reply := reader.gets()) is not INCOMPLETE:
@@ -130,7 +131,7 @@ class Pipe(asyncio.Protocol):
                 if type(reply) is ServerError and refused_for_now(reply):
                     refusal = str(reply)
                     reply = ServerUnavailable(f"{self.where}: the server refuses work for now: {reply}")
-                future, _, parts = self._outstanding[0]
+                future, _, parts, _ = self._outstanding[0]
                 if parts:
                     self._parts.append(reply)
                     if len(self._parts) < parts:
@@ -164,27 +165,21 @@ class Pipe(asyncio.Protocol):
         if not self._outstanding:
             self._suspected = False
             return
-        earliest = min(deadline for _, deadline, _ in self._outstanding)
+        earliest, timeout = min((deadline, timeout) for _, deadline, _, timeout in self._outstanding)
         now = self._loop.time()
         if earliest > now:
             self._suspected = False
             self._watch(earliest)
-        elif self._moves():
-            # A large reply, or a large command of ours, on a slow way: what moves is not dead.
-            self._suspected = True
-            self._watch(now + _LONGEST_SECOND_LOOK)
+        elif now < (still := self._moved_at + timeout):
+            # A large reply, or a large command of ours, on a slow way: what has moved just now is not dead.
+            self._suspected = False
+            self._watch(still)
         elif not self._suspected:
             self._suspected = True
             late = now - earliest
             self._watch(now + min(max(late, _SHORTEST_SECOND_LOOK), _LONGEST_SECOND_LOOK))
         else:
             self.abort(f"no reply within the deadline, calls outstanding: {len(self._outstanding)}")
-
-    def _moves(self) -> bool:
-        """Whether bytes have come, or gone, since the last look."""
-        waiting = self._transport.get_write_buffer_size() if self._transport is not None else 0
-        before, self._seen_moving = self._seen_moving, (self._received, waiting)
-        return self._suspected and (self._received > before[0] or waiting < before[1])
 
     def _wake_writers(self) -> None:
         waiting, self._writable = self._writable, []
