@@ -165,3 +165,30 @@ async def test_a_handler_may_close_its_own_worker(queue: Queue) -> None:
 def test_a_name_without_a_utf8_form_is_refused(url: str) -> None:
     with pytest.raises(InvalidOption, match="lone surrogate"):
         Worker("foreign", lambda job: None, connection=url, name="w\udcff")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_job_beside_a_broken_parent_ends_at_once_and_the_log_says_what_was_left_undone(
+    server: Server, queue: Queue, fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs = []
+
+    async def process(job: Job[Any]) -> int:
+        runs.append(job.id)
+        if fails:
+            raise Unrecoverable("no")
+        return 7
+
+    with server.client() as client:
+        client.hset(f"{BASE}parent", mapping={"name": "p", "data": "{}", "opts": "{}"})
+        client.set(f"{BASE}parent:dependencies", "rubbish")
+        put(client, parentKey=f"{BASE}parent", parent='{"id":"parent","queueKey":"emq:{foreign}","fpof":true}')
+        async with Worker(queue, process):
+            await wait_until(lambda: client.zcard(f"{BASE}{'failed' if fails else 'completed'}") == 1)
+            await wait_until(lambda: "j (bad) has ended" in caplog.text)
+        assert runs == ["j"]
+        assert client.exists(f"{BASE}j:lock") == 0
+        assert client.get(f"{BASE}parent:dependencies") == b"rubbish"
+    [warning] = [one for one in caplog.records if one.levelname == "WARNING"]
+    said = f"its parent {BASE}parent was not told: {BASE}parent:dependencies must be a set"
+    assert warning.getMessage().endswith(said)

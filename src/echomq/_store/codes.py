@@ -26,7 +26,14 @@ WORDS: Final = {
     FAILED_CHILDREN: "children of it have failed",
 }
 
+_STORED_BUT: Final = "STORED, but "
+
+
+def is_stored(code: int | str) -> bool:
+    """Whether an outcome has been stored; then a text says what was left undone for the job's neighbours, and why."""
+    return code.startswith(_STORED_BUT) if isinstance(code, str) else code >= 0
+
 
 def meaning(code: int | str) -> str:
     """What a code says, for logs and errors."""
-    return code if isinstance(code, str) else WORDS.get(code, f"unknown code {code}")
+    return code.removeprefix(_STORED_BUT) if isinstance(code, str) else WORDS.get(code, f"unknown code {code}")

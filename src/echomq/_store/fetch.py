@@ -54,7 +54,8 @@ class Turn:
 
     Attributes:
         now: the server's time in milliseconds, or None (an idle look does not ask for it).
-        codes: for each outcome 0 or more (done), a code of the protocol below 0, or a text that says what is broken.
+        codes: for each outcome 0 or more (done), a code of the protocol below 0, or a text: BROKEN, why nothing
+            changed, or STORED, but what was left undone.
         closed: why less came than was wanted.
         limited_for: seconds until the rate window opens.
         due_in: seconds until the next delayed job becomes due, or None.

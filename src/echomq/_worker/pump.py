@@ -311,12 +311,23 @@ class Pump:
                 late.append((held, outcome))
                 continue
             self._in_call.pop(held.job.id + held.token, None)
-            if isinstance(code, int) and code >= 0:
+            if codes.is_stored(code):
                 self._table.drop(held)
+                if isinstance(code, str):
+                    self._say_undone(held, code)
             else:
                 self._not_stored(held, outcome, code)
         if late:
             await self._store_late(late)
+
+    def _say_undone(self, held: Held, code: str) -> None:
+        logger.warning(
+            "job %s (%s) has ended, but its surroundings are damaged and were left as they are: %s",
+            held.job.id,
+            held.job.name,
+            codes.meaning(code),
+            extra=about(self._keys.queue, held.job.id, held.job.name),
+        )
 
     async def _store_late(self, late: list[tuple[Held, Outcome]]) -> None:
         """Locks have expired, in an outage or while we stood still. What nobody else has taken is taken again, and stored."""

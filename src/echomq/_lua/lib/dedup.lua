@@ -4,26 +4,29 @@
 
 local M = {}
 
---- Reads what the functions below need; raises BROKEN. The owner's key, and the job to add once this one is done, if any.
+--- Reads who holds the deduplication id; raises BROKEN. Nothing else of it is read yet.
 function M.look(q, deid)
   local key = q.base .. "de:" .. deid
-  local next_key = q.base .. "dn:" .. deid
-  local found = { key = key, next_key = next_key, owner = check.text(key) }
-  if check.hash(next_key) > 0 then
-    local number = check.counter(q.id) + 1
-    check.counter(q.pc)
-    local payload = check.fields(next_key, "name", "data", "opts", "jid", "pk", "pd", "pdk", "rjk")
-    local readable, opts = pcall(cjson.decode, payload[3] or "{}")
-    if not readable or type(opts) ~= "table" then
-      opts, payload[3] = {}, "{}"   -- the job must end, and the next one run, whatever somebody wrote there
-    end
-    if payload[7] then
-      check.set(payload[7])
-    end
-    check.hash(q.base .. (payload[4] or place.whole(number)))
-    found.payload, found.opts = payload, opts
+  return { key = key, next_key = q.base .. "dn:" .. deid, owner = check.text(key) }
+end
+
+--- Reads the job to add once this one is done, if any; raises BROKEN, and then there is none to add.
+function M.look_next(q, found)
+  if check.hash(found.next_key) == 0 then
+    return
   end
-  return found
+  local number = check.counter(q.id) + 1
+  check.counter(q.pc)
+  local payload = check.fields(found.next_key, "name", "data", "opts", "jid", "pk", "pd", "pdk", "rjk")
+  local readable, opts = pcall(cjson.decode, payload[3] or "{}")
+  if not readable or type(opts) ~= "table" then
+    opts, payload[3] = {}, "{}"   -- the job must end, and the next one run, whatever somebody wrote there
+  end
+  if payload[7] then
+    check.set(payload[7])
+  end
+  check.hash(q.base .. (payload[4] or place.whole(number)))
+  found.payload, found.opts = payload, opts
 end
 
 --- The job is completed or failed for good: its deduplication id is free again, unless it has a time of its own.

@@ -23,7 +23,7 @@
 --- @rest
 --- @use clock check queue_meta paused_list neighbours fetching place promotion leaving parents dedup retention metrics job_keys
 --- @lane custom
---- @returns now, a code for each outcome (0 and above: done; a text: what is broken), flags, milliseconds of a rate limit, next due time, ids without a job, then id and hash of each job
+--- @returns now, a code for each outcome (0 and above: done; a text: BROKEN, why nothing changed, or STORED, but what was left undone), flags, milliseconds of a rate limit, next due time, ids without a job, then id and hash of each job
 
 -- An outcome is six arguments: kind, id, token, value, retention rule, more (packed, or "").
 --   completed  value: the result as JSON            more.fields
@@ -111,17 +111,31 @@ local function store_end(target, set, job_id, key, rule, value_field, value, mad
   ended[target] = ended[target] + 1
 end
 
+local undone   -- of the job at hand: what cannot be done for its neighbours, and why
+
+--- A look at neighbours of a job that ends. What is broken there must not keep it from ending: it is left as it is, and said.
+local function look_aside(what, look, ...)
+  local whole, found = pcall(look, ...)
+  if whole then
+    return found
+  end
+  found = string.gsub(type(found) == "table" and found.err or found, "^BROKEN ", "")
+  undone = (undone and undone .. "; " or "") .. what .. ": " .. found
+end
+
 local function finish(kind, job_id, job_token, value, index, rule, fields, attempts)
   local key = base .. job_id
+  undone = nil
   local job = check.fields(key, "name", "atm", "parentKey", "deid", "attemptsMade")
   if not job[1] and redis.call("EXISTS", key) == 0 then
     return -1
   end
   if kind == "completed" and has_children then
-    if check.set(key .. ":dependencies") > 0 then
+    -- Where no child can be read, none can be pending.
+    if (look_aside("its children were not asked", check.set, key .. ":dependencies") or 0) > 0 then
       return -4
     end
-    if check.zset(key .. ":unsuccessful") > 0 then
+    if (look_aside("its failed children were not asked", check.zset, key .. ":unsuccessful") or 0) > 0 then
       return -9
     end
   end
@@ -129,7 +143,7 @@ local function finish(kind, job_id, job_token, value, index, rule, fields, attem
   if owned ~= 0 then
     return owned
   end
-  local parent = job[3] and parents.look(job[3])
+  local parent = job[3] and look_aside("its parent " .. job[3] .. " was not told", parents.look, job[3])
   local policy
   if parent and kind == "failed" then
     local text = redis.call("HGET", key, "parent")
@@ -140,7 +154,10 @@ local function finish(kind, job_id, job_token, value, index, rule, fields, attem
     policy = flags.fpof == true and "fpof" or flags.cpof == true and "cpof" or flags.idof == true and "idof"
       or flags.rdof == true and "rdof" or nil
   end
-  local unique = job[4] and dedup.look(q, job[4])
+  local unique = job[4] and look_aside("deduplication id " .. job[4] .. " was not freed", dedup.look, q, job[4])
+  if unique then
+    look_aside("the next job of deduplication id " .. job[4] .. " was not added", dedup.look_next, q, unique)
+  end
   local count_made = (tonumber(job[2] or job[5] or "0") or 0) + 1
   q.bare = q.bare and not parent and not unique
 
@@ -175,7 +192,7 @@ local function finish(kind, job_id, job_token, value, index, rule, fields, attem
     end
   end
   freed, last_ended = freed + 1, true
-  return 0
+  return undone and "STORED, but " .. undone or 0
 end
 
 --- Out of active and to where it waits: retry, delayed, wait, back.
