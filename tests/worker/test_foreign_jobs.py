@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -192,3 +193,28 @@ async def test_a_job_beside_a_broken_parent_ends_at_once_and_the_log_says_what_w
     [warning] = [one for one in caplog.records if one.levelname == "WARNING"]
     said = f"its parent {BASE}parent was not told: {BASE}parent:dependencies must be a set"
     assert warning.getMessage().endswith(said)
+
+
+async def test_an_id_that_stands_twice_runs_once_whichever_calls_fetch_it(server: Server, queue: Queue) -> None:
+    runs = []
+    second = asyncio.Event()
+
+    async def process(job: Job[Any]) -> None:
+        runs.append(job.id)
+        if job.id == "j":
+            with server.client() as client:
+                client.lpush(f"{BASE}wait", "j")  # while it runs
+            await queue.add("second")
+            await second.wait()
+        else:
+            second.set()
+
+    with server.client() as client:
+        put(client)
+        async with Worker(queue, process, concurrency=4):
+            await wait_until(lambda: client.zcard(f"{BASE}completed") == 2)
+            client.lpush(f"{BASE}wait", "j")  # once it has ended
+            await queue.add("third")
+            await wait_until(lambda: client.zcard(f"{BASE}completed") == 3)
+        assert runs.count("j") == 1
+        assert client.llen(f"{BASE}active") == client.llen(f"{BASE}wait") == 0

@@ -59,7 +59,7 @@ class Turn:
         closed: why less came than was wanted.
         limited_for: seconds until the rate window opens.
         due_in: seconds until the next delayed job becomes due, or None.
-        dropped: ids that stood in a list and had no job.
+        dropped: ids that stood in the line and had no job to run: none is there, or it is being run, or has ended.
         jobs: the fetched jobs.
         token: with which they are locked.
     """

@@ -406,7 +406,12 @@ class Pump:
             self._server_offset = turn.now / 1000 - now
         self._due_at = None if turn.due_in is None else now + turn.due_in
         for job_id in turn.dropped:
-            logger.error("queue %s: id %s stood in the line and had no job; it was taken out", self._keys.queue, job_id)
+            logger.error(
+                "queue %s: id %s stood in the line without a job to run (there is none, or it is being run, or has ended); "
+                "it was taken out",
+                self._keys.queue,
+                job_id,
+            )
         if not wanted:
             return
         if not self._ready.is_set():

@@ -48,9 +48,29 @@ local function window(q, settings, limiter_max)
   return max - used, 0, max
 end
 
+--- Whether a job whose hash says so has really ended: then its id stands in the line once too often.
+local function has_ended(q, id)
+  return type(redis.pcall("ZSCORE", q.base .. "completed", id)) == "string"
+    or type(redis.pcall("ZSCORE", q.failed, id)) == "string"
+end
+
+--- Takes the lock of a job that was put into active. False, and it is out again, if it is there already and being run: the
+--- id stood in the line twice, and what another call has taken runs once. Any other lock is left of an earlier job of this id.
+local function take_lock(q, id, want)
+  local key = q.base .. id .. ":lock"
+  if not redis.call("SET", key, want.token, "PX", want.lock_ms, "NX") then
+    if #redis.call("LPOS", q.active, id, "COUNT", "2") > 1 then
+      redis.call("LREM", q.active, "1", id)
+      return false
+    end
+    redis.call("SET", key, want.token, "PX", want.lock_ms)
+  end
+  return true
+end
+
 --- Moves up to `wanted` jobs into active and adds `id, hash` of each to `reply`.
 --- want: count, token, lock_ms, worker, limiter_max, limiter_ms. Returns how many, flags, milliseconds of the
---- rate limit, the next due time (text, "0" if none), and ids that had no job.
+--- rate limit, the next due time (text, "0" if none), and ids that had no job to run.
 function M.run(q, settings, want, now, now_text, reply)
   local flags = 0
   if not q.bare then
@@ -90,9 +110,14 @@ function M.run(q, settings, want, now, now_text, reply)
       if hash.err then
         broken[index] = true
       elseif #hash > 0 then
-        jobs[index] = hash
+        local size, finished = 0, false
         for at = 2, #hash, 2 do
-          bytes = bytes + #hash[at]
+          size = size + #hash[at]
+          finished = finished or hash[at - 1] == "finishedOn"
+        end
+        if not (finished and has_ended(q, id)) then
+          jobs[index] = hash
+          bytes = bytes + size
         end
       end
       last = index
@@ -133,9 +158,10 @@ function M.run(q, settings, want, now, now_text, reply)
         redis.call("ZREM", q.prioritized, unpack(lost_ranked))
       end
       for index = 1, last do
-        local hash = jobs[index]
-        if hash then
-          local id = ids[index]
+        local hash, id = jobs[index], ids[index]
+        if hash and not take_lock(q, id, want) then
+          dropped[#dropped + 1] = id
+        elseif hash then
           local key = q.base .. id
           local starts, deferred = 0, false
           for at = 1, #hash, 2 do
@@ -146,7 +172,6 @@ function M.run(q, settings, want, now, now_text, reply)
             end
           end
           local starts_text = place.whole(starts + 1)
-          redis.call("SET", key .. ":lock", want.token, "PX", want.lock_ms)
           redis.call("XADD", q.events, "*", "event", "active", "jobId", id, "prev", "waiting")
           if want.worker ~= "" then
             redis.call("HSET", key, "processedOn", now_text, "ats", starts_text, "pb", want.worker)

@@ -17,7 +17,7 @@
 --- @arg limiter_ms
 --- @use clock check queue_meta paused_list neighbours fetching place
 --- @lane custom
---- @returns now, codes (none), flags, milliseconds of a rate limit, next due time, ids without a job, then id and hash of each job
+--- @returns now, codes (none), flags, milliseconds of a rate limit, next due time, ids without a job to run, then id and hash of each job
 
 local token = lane .. ":" .. place.whole(number)
 local q = {

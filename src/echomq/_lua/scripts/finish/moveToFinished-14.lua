@@ -23,7 +23,7 @@
 --- @rest
 --- @use clock check queue_meta paused_list neighbours fetching place promotion leaving parents dedup retention metrics job_keys
 --- @lane custom
---- @returns now, a code for each outcome (0 and above: done; a text: BROKEN, why nothing changed, or STORED, but what was left undone), flags, milliseconds of a rate limit, next due time, ids without a job, then id and hash of each job
+--- @returns now, a code for each outcome (0 and above: done; a text: BROKEN, why nothing changed, or STORED, but what was left undone), flags, milliseconds of a rate limit, next due time, ids without a job to run, then id and hash of each job
 
 -- An outcome is six arguments: kind, id, token, value, retention rule, more (packed, or "").
 --   completed  value: the result as JSON            more.fields
