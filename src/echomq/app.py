@@ -156,7 +156,9 @@ class EchoMQ:
             pass_job: give the running ``Job`` to the function as its first argument.
             name: what its jobs are called; left out, the function's name.
             queue: where its jobs go.
-            timeout: seconds that a run may take; then it is cancelled, and that attempt has failed.
+            timeout: seconds that a run may take; then it is cancelled, and that attempt has failed. A thread cannot be
+                stopped: ``Job.cancelled`` tells it, what it still returns is discarded, and its slot stays taken until it
+                ends.
             attempts: of its jobs, as this and the following in ``JobSpec``.
             backoff: what to wait between attempts.
             priority: 0 for none, else lower first.

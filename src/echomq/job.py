@@ -186,7 +186,9 @@ class Job(Generic[R]):
 
     @property
     def cancelled(self) -> threading.Event:
-        """In a handler that runs in a thread: set when it should stop, because its worker stops or has lost the job.
+        """In a handler that runs in a thread: set when it should stop: its worker stops, has lost the job, or its time is up.
+
+        What it returns afterwards is discarded.
 
         An ``async def`` handler is cancelled instead (``asyncio.CancelledError``).
         """

@@ -43,8 +43,8 @@ class Call(msgspec.Struct, frozen=True):
 
     Attributes:
         function: without arguments; ``async def`` runs in the event loop, a plain function in a thread.
-        timeout: seconds that it may take, or None. Then it is cancelled and that attempt has failed; a thread cannot be
-            stopped, so its slot stays taken until it ends.
+        timeout: seconds that it may take, or None. Then it is cancelled and that attempt has failed. A thread cannot be
+            stopped: it is told by ``Job.cancelled``, what it still returns is discarded, and its slot stays taken until it ends.
     """
 
     function: Callable[[], Any]
@@ -391,28 +391,35 @@ class _Calls:
             return await self._processor(job)
         if self._route is None:
             assert self._processor is not None
-            return await self._in_thread(held, job, functools.partial(self._processor, job))
+            return await self._in_thread(held, job, functools.partial(self._processor, job), _never)
         call = self._route(job)
         if call.timeout is None:
-            return await self._routed(held, job, call)
+            return await self._routed(held, job, call, _never)
         deadline = asyncio.timeout(call.timeout)
         try:
             async with deadline:
-                return await self._routed(held, job, call)
+                return await self._routed(held, job, call, deadline.expired)
         except TimeoutError:
             if deadline.expired():
                 raise TimeoutError(f"the run took longer than its timeout of {call.timeout:g} s") from None
             raise
 
-    async def _routed(self, held: Held, job: Job[Any], call: Call) -> Any:
+    async def _routed(self, held: Held, job: Job[Any], call: Call, timed_out: Callable[[], bool]) -> Any:
         if is_async(call.function):
             return await call.function()
-        return await self._in_thread(held, job, call.function)
+        return await self._in_thread(held, job, call.function, timed_out)
 
-    async def _in_thread(self, held: Held, job: Job[Any], function: Callable[[], Any]) -> Any:
+    async def _in_thread(
+        self, held: Held, job: Job[Any], function: Callable[[], Any], timed_out: Callable[[], bool]
+    ) -> Any:
         held.cancelled = job.cancelled
-        value = await self._threads.run(function, job.cancelled)
+        held.thread = self._threads.start(function, job.cancelled)
+        value = await self._threads.wait(held.thread, job.cancelled, timed_out)
         return await value if inspect.isawaitable(value) else value
+
+
+def _never() -> bool:
+    return False
 
 
 def _checked_name(name: str) -> str:

@@ -184,16 +184,6 @@ async def test_a_timeout_ends_the_run_and_uses_an_attempt(app: EchoMQ) -> None:
     assert ended.is_set()
 
 
-async def test_a_timeout_of_a_thread_tells_it_and_waits_for_it(app: EchoMQ) -> None:
-    @app.task(queue="slow", timeout=0.05, pass_job=True)
-    def wait(job: Job[object]) -> str:
-        return "told" if job.cancelled.wait(10) else "not told"
-
-    async with app.worker("slow"):
-        with pytest.raises(JobFailed, match="longer than its timeout"):
-            await (await wait.enqueue()).result(timeout=10)
-
-
 async def test_unrecoverable_uses_no_further_attempt(app: EchoMQ) -> None:
     @app.task(queue="sick", attempts=5)
     async def pay() -> None:

@@ -183,7 +183,7 @@ class Crew:
         logger.info(
             "worker %s stops; %d jobs have up to %g s to finish",
             self._plan.name,
-            len(self._table),
+            self.pump.handlers,
             self._plan.shutdown_timeout,
         )
         await self._until_quiet(self._plan.shutdown_timeout, running_only=True, unless_hurried=True)

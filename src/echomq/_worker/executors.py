@@ -14,7 +14,9 @@ from typing import Any, TypeAlias
 
 from echomq._worker.forked import leave_fork
 
-_Ended: TypeAlias = "asyncio.Future[tuple[Any, BaseException | None]]"
+Ended: TypeAlias = "asyncio.Future[tuple[Any, BaseException | None]]"
+"""A function that runs in a thread: done when it has ended, with what it returned or raised; cancelled when nobody waits for it
+any more."""
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -37,51 +39,18 @@ class Threads:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads = 0
         self._busy = 0
-        self._waited_for: set[_Ended] = set()
+        self._waited_for: set[Ended] = set()
 
-    async def run(self, function: Callable[[], Any], on_cancel: threading.Event) -> Any:
-        """Runs it in a thread, and does not return before it has ended, or the pool is closed.
-
-        A thread cannot be stopped. When the caller is cancelled, ``on_cancel`` is set, and the cancellation is raised
-        once the function has ended: until then its slot is taken.
-        """
-        ended = self._begin(function)
-        cancelled: asyncio.CancelledError | None = None
-        try:
-            while not ended.done():
-                try:
-                    await asyncio.shield(ended)
-                except asyncio.CancelledError as asked:
-                    if not ended.done() or ended.cancelled():  # what ended before it was told to stop has ended well
-                        on_cancel.set()
-                        cancelled = asked
-        finally:
-            self._busy -= 1
-            self._waited_for.discard(ended)
-        if ended.cancelled():
-            raise cancelled or asyncio.CancelledError
-        value, error = ended.result()
-        if cancelled is not None:
-            raise cancelled
-        if error is not None:
-            raise error
-        return value
-
-    def close(self) -> None:
-        """Lets idle threads end, and waits for no function any more: the jobs have been given back."""
-        for ended in list(self._waited_for):
-            ended.cancel()
-        for _ in range(self._threads):
-            self._work.put(None)
-        self._threads = 0
-
-    def _begin(self, function: Callable[[], Any]) -> _Ended:
+    def start(self, function: Callable[[], Any], told: threading.Event) -> Ended:
+        """Has a thread run it, as soon as one is free; unless ``told`` is set by then, since nobody wants it any more."""
         loop = asyncio.get_running_loop()
-        ended: _Ended = loop.create_future()
+        ended: Ended = loop.create_future()
         context = contextvars.copy_context()
         process = os.getpid()
 
         def finish(value: Any, error: BaseException | None) -> None:
+            self._busy -= 1
+            self._waited_for.discard(ended)
             if not ended.done():
                 ended.set_result((value, error))
 
@@ -89,6 +58,8 @@ class Threads:
             value: Any = None
             error: BaseException | None = None
             try:
+                if told.is_set():
+                    raise asyncio.CancelledError
                 value = context.run(function)
             except BaseException as raised:  # also SystemExit: it is the job's outcome, not the worker's
                 error = raised
@@ -110,6 +81,40 @@ class Threads:
         self._waited_for.add(ended)
         self._work.put(work)
         return ended
+
+    async def wait(self, ended: Ended, told: threading.Event, timed_out: Callable[[], bool]) -> Any:
+        """What the function returns or raises; does not return before it has ended, or the pool is closed.
+
+        A thread cannot be stopped. When the caller is cancelled, ``told`` is set, and the cancellation is raised once the
+        function has ended; at once if it came because the run has timed out. Then the function goes on alone.
+        """
+        cancelled: asyncio.CancelledError | None = None
+        while not ended.done():
+            try:
+                await asyncio.shield(ended)
+            except asyncio.CancelledError as asked:
+                if ended.done() and not ended.cancelled():
+                    break  # what ended before it was told to stop has ended well
+                told.set()
+                if cancelled is None and timed_out():
+                    raise
+                cancelled = asked
+        if ended.cancelled():
+            raise cancelled or asyncio.CancelledError
+        value, error = ended.result()
+        if cancelled is not None:
+            raise cancelled
+        if error is not None:
+            raise error
+        return value
+
+    def close(self) -> None:
+        """Lets idle threads end, and waits for no function any more: the jobs have been given back."""
+        for ended in list(self._waited_for):
+            ended.cancel()
+        for _ in range(self._threads):
+            self._work.put(None)
+        self._threads = 0
 
     def _serve(self) -> None:
         while True:

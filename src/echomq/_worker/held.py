@@ -6,6 +6,7 @@ import asyncio
 import enum
 import threading
 from collections.abc import Iterable
+from typing import Any
 
 from echomq._store.codec import StoredJob
 
@@ -35,10 +36,23 @@ class Held:
         called: whether its handler was called.
         cancelled: set when the handler should stop; for handlers in threads, which cannot be interrupted.
         task: the run, while it goes on.
+        thread: the handler's function where it runs in a thread; past a timeout it goes on when the run has ended.
         reason: why it was told to stop.
     """
 
-    __slots__ = ("begun", "called", "cancelled", "hold", "job", "reason", "renewed_at", "starts", "task", "token")
+    __slots__ = (
+        "begun",
+        "called",
+        "cancelled",
+        "hold",
+        "job",
+        "reason",
+        "renewed_at",
+        "starts",
+        "task",
+        "thread",
+        "token",
+    )
 
     def __init__(self, job: StoredJob, token: str, renewed_at: float) -> None:
         self.job = job
@@ -50,6 +64,7 @@ class Held:
         self.called = False
         self.cancelled: threading.Event | None = None
         self.task: asyncio.Task[None] | None = None
+        self.thread: asyncio.Future[Any] | None = None
         self.reason = ""
 
     def stop(self, reason: str, hold: Hold) -> None:

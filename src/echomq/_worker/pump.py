@@ -123,6 +123,9 @@ class Pump:
         self._runs: set[asyncio.Task[None]] = set()
         self._fetching = 0
         self._running = 0
+        self._going_on: set[Held] = (
+            set()
+        )  # timed out: their runs have ended, their threads not, and these keep their slots
         self._gate = Gate.OPEN
         self._closing = False
         self._empty = False
@@ -186,8 +189,8 @@ class Pump:
         return not under_way
 
     async def quiet(self, *, running_only: bool = False) -> None:
-        """Waits until it is idle, or until no job runs."""
-        while self._running or not (running_only or self.idle):
+        """Waits until it is idle, or until no job runs, nor a thread of one that has timed out."""
+        while (self._running or self._going_on) if running_only else not self.idle:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._idle_waiters.append(waiter)
             await waiter
@@ -204,7 +207,7 @@ class Pump:
 
         What a handler that goes on still returns is discarded. Returns the jobs of such handlers.
         """
-        going_on = []
+        going_on = list(self._going_on)
         for one in self._table.all():
             if one.hold is Hold.ENDED:
                 continue
@@ -223,6 +226,11 @@ class Pump:
         self._wake_all()
         self._tell_idle()
         return going_on
+
+    @property
+    def handlers(self) -> int:
+        """How many handlers have not ended, in runs or in threads."""
+        return self._running + len(self._going_on)
 
     def unsettled(self) -> list[Held]:
         """Jobs whose outcome has not been stored."""
@@ -294,7 +302,7 @@ class Pump:
             return 0
         if self._empty and not going_anyway:
             return 0
-        free = self._slots - self._running - self._fetching - len(self._ended)
+        free = self._slots - self.handlers - self._fetching - len(self._ended)
         return max(0, min(free, self._cap, self._ramp - self._fetching))
 
     def _done(self) -> bool:
@@ -463,8 +471,10 @@ class Pump:
         if held.hold is Hold.ENDED:
             return  # given back while it ran: its late end changes nothing
         self._running -= 1
-        if self._running == self._slots - 1:
-            self._changed.set()  # there is a slot again: the marker may be waited for
+        if held.thread is not None and not held.thread.done():
+            self._thread_goes_on(held, held.thread)
+        else:
+            self._slot_is_free()
         if outcome is None or held.hold is Hold.LOST:
             self._table.drop(held)
             self._look_again()
@@ -478,6 +488,32 @@ class Pump:
         else:
             self._ended.append((held, outcome))
             self._wake_one()
+        self._tell_idle()
+
+    def _slot_is_free(self) -> None:
+        if self.handlers == self._slots - 1:
+            self._changed.set()  # there is a slot again: the marker may be waited for
+
+    def _thread_goes_on(self, held: Held, thread: asyncio.Future[Any]) -> None:
+        """The run has ended, and its outcome counts; but a worker never has more threads than slots."""
+        self._going_on.add(held)
+        thread.add_done_callback(lambda _: self._thread_has_ended(held))
+        if not self._closing:
+            logger.warning(
+                "job %s (%s) of queue %s has timed out, and its thread goes on: it keeps its slot until it ends (%d of %d slots "
+                "are taken so), and what it still returns is discarded; look at job.cancelled in what takes long",
+                held.job.id,
+                held.job.name,
+                self._keys.queue,
+                len(self._going_on),
+                self._slots,
+                extra=about(self._keys.queue, held.job.id, held.job.name),
+            )
+
+    def _thread_has_ended(self, held: Held) -> None:
+        self._going_on.discard(held)
+        self._slot_is_free()
+        self._look_again()
         self._tell_idle()
 
     # -- waiting ---------------------------------------------------------------------------------------------------------
@@ -581,7 +617,7 @@ class Pump:
             and self._gate is Gate.OPEN
             and not self._closing
             and now >= self._held_until
-            and self._slots > self._running + self._fetching
+            and self._slots > self.handlers + self._fetching
         )
 
     async def _woken(self, popped: tuple[bytes, float] | None, loop: asyncio.AbstractEventLoop) -> None:
@@ -589,7 +625,7 @@ class Pump:
             self._look_again()
             return
         member, score = popped
-        if self._gate is Gate.SHUT or self._slots <= self._running + self._fetching:
+        if self._gate is Gate.SHUT or self._slots <= self.handlers + self._fetching:
             await self.pass_marker_on()  # our slots have filled meanwhile: the marker is another's
             return
         if member == b"1" and self._server_offset is not None:
