@@ -340,6 +340,30 @@ def test_a_queue_serves_one_event_loop_after_the_other(url: str) -> None:
     gc.collect()  # nobody closed it, so the sockets are those of loops that have ended
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("then", ["the connection is closed", "another loop uses it"])
+def test_sockets_of_event_loops_that_have_ended_are_closed(url: str, server: Server, then: str) -> None:
+    connection = Connection(url)
+    queue = Queue("enrollments", connection=connection)
+    threads = [threading.Thread(target=lambda: asyncio.run(_add_to(queue))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    async def go_on() -> None:
+        if then == "another loop uses it":
+            await _add_to(queue)
+            gc.collect()
+            assert len(server.clients()) == 1  # its own
+        await queue.close()
+        await connection.close()
+
+    asyncio.run(go_on())
+    gc.collect()
+    assert server.clients() == []
+
+
 async def test_a_queue_serves_several_event_loops_at_once(url: str, server: Server) -> None:
     may_end = threading.Event()
 

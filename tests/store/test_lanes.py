@@ -46,7 +46,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "resume-8": lambda queue, **call: queue.run("resume-8", **call),
     "remove-5": lambda queue, **call: queue.run("remove-5", "10", "1", **call),
     "advanceScheduler-15": lambda queue, **call: queue.run(
-        "advanceScheduler-15", "sch", f"repeat:sch:{T}", "", "", "", 0, OPTS, **call
+        "advanceScheduler-15", "sch", f"repeat:sch:{T}", "", "", 0, OPTS, "", "", "", "", **call
     ),
 }
 
@@ -201,6 +201,37 @@ def test_the_sweep_forgets_lanes_that_have_been_silent_for_an_hour(queue: Queue)
     queue.sweep(lane="sweeper", number=1)
     lanes = {text(name) for name in queue.client.execute_command("HKEYS", queue.keys.resolve("calls"))}
     assert lanes == {"fresh", "sweeper"}
+
+
+def test_however_many_lanes_have_fallen_silent_the_sweeps_get_rid_of_them(queue: Queue) -> None:
+    """Each event loop of a producer is a lane: programs that start one for every job leave very many."""
+    calls = queue.keys.resolve("calls")
+    old, live = T - 2 * 3_600_000, T - 1000
+
+    def records(name: str, count: int, used: int) -> dict[Any, Any]:
+        return {f"{name}{at}": f"7:{used}:\x90" for at in range(count)}
+
+    def left() -> int:
+        return int(queue.client.execute_command("HLEN", calls))
+
+    queue.client.execute_command("DEL", calls)
+    with queue.client.pipeline(transaction=False) as pipe:
+        for some in range(100):
+            pipe.hset(calls, mapping=records(f"old{some}.", 1000, old))
+        pipe.hset(calls, mapping=records("live", 200, live))
+        pipe.execute()
+    sweeps = 0
+    while left() > 201:  # the live ones, and the sweeper's
+        queue.command("DEL", "~stalled-check")
+        before = left()
+        queue.sweep(lane="sweeper")
+        assert before - left() <= 1000  # a step is bounded
+        sweeps += 1
+        assert sweeps <= 200  # some 130
+    assert {text(name) for name in queue.client.execute_command("HKEYS", calls)} == {
+        *records("live", 200, live),
+        "sweeper",
+    }
 
 
 def test_a_broken_record_is_named(queue: Queue) -> None:

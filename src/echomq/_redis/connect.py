@@ -13,6 +13,7 @@ import inspect
 import re
 import socket
 import ssl
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -288,6 +289,21 @@ def keep_alive(sock: Any) -> None:
     for name, value in _KEEP_ALIVE:
         if hasattr(socket, name):  # not every platform names them
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+_BYTES_ACKED = slice(120, 128)
+"""Where Linux has, in its ``tcp_info``, how many bytes the other side has confirmed."""
+
+
+def confirmed(sock: Any) -> int | None:
+    """How many bytes the other side's kernel has confirmed so far, with what TLS adds; None where nobody can say."""
+    if sys.platform != "linux":
+        return None
+    try:
+        told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.stop)[_BYTES_ACKED]
+    except OSError:  # no TCP
+        return None
+    return int.from_bytes(told, sys.byteorder) or None  # a kernel without this number gives less, or nothing
 
 
 def unavailable(settings: Settings, error: Exception, timeout: float) -> ServerUnavailable:

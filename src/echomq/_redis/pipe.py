@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import hiredis
 
+from echomq._redis.connect import confirmed
 from echomq._redis.forks import remember
 from echomq._redis.wire import INCOMPLETE, Reply, new_reader, refused_for_now
 from echomq.errors import ConnectionLost, EchoMQError, ServerError, ServerUnavailable
@@ -22,6 +23,11 @@ from echomq.errors import ConnectionLost, EchoMQError, ServerError, ServerUnavai
 # first one came late, within these bounds in seconds; only then is the connection given up.
 _SHORTEST_SECOND_LOOK = 0.05
 _LONGEST_SECOND_LOOK = 1.0
+
+# A command of so many bytes may take longer to leave than a reply may take to come. Most of it lies in buffers then, where
+# only a look from time to time (in seconds) sees it move.
+_LARGE = 64 * 1024
+_BETWEEN_GLANCES = 0.1
 
 _FOR_EVER = float("inf")
 
@@ -46,7 +52,11 @@ class Pipe(asyncio.Protocol):
         self._writable: list[asyncio.Future[None]] = []
         self._watchdog: asyncio.TimerHandle | None = None
         self._suspected = False
-        self._moved_at = -_FOR_EVER  # when bytes last came, or a full send buffer went
+        self._moved_at = -_FOR_EVER  # when bytes last came, or some of a large command went
+        self._written = 0  # bytes, ever
+        self._gone = 0
+        self._followed_to = 0  # the end of the last large command, counted as the two above
+        self._glances: asyncio.TimerHandle | None = None
         remember(self)
 
     def descriptor(self) -> int | None:
@@ -69,6 +79,9 @@ class Pipe(asyncio.Protocol):
         if self._watchdog is None or deadline < self._watchdog.when():
             self._watch(deadline)
         self._transport.write(packed)
+        self._written += len(packed)
+        if len(packed) > _LARGE:
+            self._follow()
         return future
 
     async def writable(self) -> None:
@@ -84,6 +97,9 @@ class Pipe(asyncio.Protocol):
         if self._watchdog is not None:
             self._watchdog.cancel()
             self._watchdog = None
+        if self._glances is not None:
+            self._glances.cancel()
+            self._glances = None
         while self._outstanding:
             future, _, _, _ = self._outstanding.popleft()
             if not future.done():
@@ -180,6 +196,30 @@ class Pipe(asyncio.Protocol):
             self._watch(now + min(max(late, _SHORTEST_SECOND_LOOK), _LONGEST_SECOND_LOOK))
         else:
             self.abort(f"no reply within the deadline, calls outstanding: {len(self._outstanding)}")
+
+    def _follow(self) -> None:
+        self._followed_to = self._written
+        if self._glances is None:
+            self._glances = self._loop.call_later(_BETWEEN_GLANCES, self._glance)
+
+    def _glance(self) -> None:
+        # Only as far as a large command goes: what follows it must not keep a dead connection, since the kernel of a frozen
+        # server goes on taking small ones.
+        self._glances = None
+        if not self.alive:
+            return
+        gone = self._count_gone()
+        if gone > self._gone:
+            self._gone = gone
+            self._moved_at = self._loop.time()
+        if gone < self._followed_to:
+            self._glances = self._loop.call_later(_BETWEEN_GLANCES, self._glance)
+
+    def _count_gone(self) -> int:
+        """How much of what was written has arrived, or at least left this process."""
+        assert self._transport is not None
+        arrived = confirmed(self._transport.get_extra_info("socket"))
+        return self._written - self._transport.get_write_buffer_size() if arrived is None else arrived
 
     def _wake_writers(self) -> None:
         waiting, self._writable = self._writable, []
