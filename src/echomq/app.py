@@ -258,7 +258,7 @@ class EchoMQ:
             self._refuse_unknown(job)
         arguments = task.arguments(job.data)
         before = (job,) if task.pass_job else ()
-        return Call(functools.partial(task.function, *before, **arguments), task.timeout)
+        return Call(functools.partial(task.function, *before, **arguments), task.timeout, task.misfit)
 
     def _refuse_unknown(self, job: Job[Any]) -> NoReturn:
         """A rolling deploy must not lose work: the job waits, for a worker that knows it (docs: unknown tasks)."""

@@ -115,7 +115,7 @@ class Queue:
         return self._job(new, added) if added.new else await self._duplicate(new, added)
 
     async def add_bulk(self, jobs: Iterable[JobSpec]) -> list[Job[Any]]:
-        """Adds many jobs, in order.
+        """Adds many jobs to this queue, in order; also those that a task of another queue has made with ``spec``.
 
         All are checked and encoded before the first is sent. They travel in parts of at most 250 jobs or 1 MiB; each
         part is added as a whole or not at all.

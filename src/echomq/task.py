@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast
 
 import msgspec
 
+from echomq._log import logger
 from echomq.errors import InvalidOption, Unrecoverable
 from echomq.job import Job
 from echomq.options import Backoff, Duration, JobSpec, Keep, to_seconds
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_NOTHING = type(None)
 _OPTIONS = frozenset(JobSpec.__struct_fields__) - {"name", "data"}
 
 
@@ -48,6 +50,7 @@ class Task(Generic[P, R]):
         timeout: Duration | None,
         pass_job: bool,
         options: dict[str, Any],
+        annotations: _Annotations | None = None,
     ) -> None:
         self._app = app
         self.function = function
@@ -58,6 +61,7 @@ class Task(Generic[P, R]):
         self._options = options
         JobSpec(name, **options)  # wrong options are refused where they are written
         self._signature = _signature_of(function, name, pass_job)
+        self._annotations = _Annotations(function, name) if annotations is None else annotations
         functools.update_wrapper(cast("Callable[..., Any]", self), function)
 
     def __repr__(self) -> str:
@@ -104,10 +108,17 @@ class Task(Generic[P, R]):
             timeout=self.timeout,
             pass_job=self.pass_job,
             options={**self._options, **given},
+            annotations=self._annotations,
         )
 
     def spec(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec:
-        """The job that ``enqueue`` would add, for ``Queue.add_bulk``."""
+        """The job that ``enqueue`` would add, for ``Queue.add_bulk``.
+
+        It has no queue of its own: it goes to the queue that it is added to, which need not be the task's.
+
+        Example:
+            >>> await app.queue(enroll.queue).add_bulk([enroll.spec(learner, "redis") for learner in learners])
+        """
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -146,6 +157,19 @@ class Task(Generic[P, R]):
         del bound
         return converted
 
+    def misfit(self, value: Any) -> str | None:
+        """Why what the function returned is not of the type that it is annotated with; None if it is, or nobody can tell."""
+        wanted = self._result_type
+        if wanted is Any or type(value) is wanted or (value is None and wanted is _NOTHING):
+            return None
+        try:
+            msgspec.convert(msgspec.to_builtins(value), wanted, str_keys=True)
+        except msgspec.ValidationError as error:
+            return f"{error}; it is annotated with {wanted!r:.80}"
+        except Exception:  # the encoder says what is wrong with it, if anything is
+            return None
+        return None
+
     def _check(self, parameter: str, value: Any) -> None:
         """Refuses here what the worker would refuse."""
         try:
@@ -159,12 +183,12 @@ class Task(Generic[P, R]):
 
     @functools.cached_property
     def _types(self) -> dict[str, Any]:
-        hints = _hints(self.function)
+        hints = self._annotations.resolved
         return {name: hint for name, hint in hints.items() if name in self._signature.parameters and _convertible(hint)}
 
     @functools.cached_property
     def _result_type(self) -> Any:
-        hint = _hints(self.function).get("return", Any)
+        hint = self._annotations.resolved.get("return", Any)
         return hint if _convertible(hint) else Any
 
 
@@ -204,11 +228,52 @@ def _signature_of(function: Callable[..., Any], name: str, pass_job: bool) -> in
     return signature.replace(parameters=parameters)
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(function)
-    except Exception:  # annotations may name what exists for type checkers only
-        return {}
+class _Annotations:
+    """A function's annotations, each resolved by itself when one is first needed: by then its module has been run."""
+
+    def __init__(self, function: Callable[..., Any], task: str) -> None:
+        self._function = _annotated(function)
+        self._task = task
+
+    @functools.cached_property
+    def resolved(self) -> dict[str, Any]:
+        """By argument, and "return"; without those that name what is not there, which are logged."""
+        try:
+            return typing.get_type_hints(self._function)
+        except Exception:  # one of them is broken, which is no reason to do without the others
+            return self._one_by_one()
+
+    def _one_by_one(self) -> dict[str, Any]:
+        inner = inspect.unwrap(self._function)
+        carried = getattr(inner, "__globals__", {})
+        found: dict[str, Any] = {}
+        for name, annotation in getattr(inner, "__annotations__", {}).items():
+            try:
+                found |= typing.get_type_hints(_carrier(name, annotation), carried)
+            except Exception as error:
+                logger.warning(
+                    "task %r: %s is annotated with %s, which cannot be resolved (%s): it is neither checked nor converted. "
+                    "Import or define what it names at the top of its module, outside of `if TYPE_CHECKING:` and of functions",
+                    self._task,
+                    "its result" if name == "return" else f"argument {name}",
+                    annotation if isinstance(annotation, str) else repr(annotation),
+                    error,
+                )
+        return found
+
+
+def _annotated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What has the annotations: behind ``partial``, and in the class of an object that can be called."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if hasattr(function, "__annotations__") else type(function).__call__
+
+
+def _carrier(name: str, annotation: Any) -> Callable[[], None]:
+    def carrier() -> None: ...
+
+    carrier.__annotations__ = {name: annotation}
+    return carrier
 
 
 @functools.lru_cache(maxsize=1024)

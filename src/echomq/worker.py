@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import msgspec
 
-from echomq._log import logger
+from echomq._log import about, logger
 from echomq._redis.client import Link
 from echomq._redis.heartbeat import HeartbeatLink
 from echomq._store.home import Home
@@ -45,10 +45,12 @@ class Call(msgspec.Struct, frozen=True):
         function: without arguments; ``async def`` runs in the event loop, a plain function in a thread.
         timeout: seconds that it may take, or None. Then it is cancelled and that attempt has failed. A thread cannot be
             stopped: it is told by ``Job.cancelled``, what it still returns is discarded, and its slot stays taken until it ends.
+        misfit: says what is wrong with what it returned, which is logged and stored all the same; None if nothing is.
     """
 
     function: Callable[[], Any]
     timeout: float | None = None
+    misfit: Callable[[Any], str | None] | None = None
 
 
 Route = Callable[[Job[Any]], Call]
@@ -114,6 +116,8 @@ class Worker:
             raise InvalidOption(
                 f"processor={processor!r}, route={route!r}: give one of them, a function that takes the job"
             )
+        if route is None:
+            _check_takes_the_job(processor)
         if isinstance(queue, Queue):
             if connection is not None:
                 raise InvalidOption("connection: leave it out when you pass a Queue, whose connection is used")
@@ -393,6 +397,20 @@ class _Calls:
             assert self._processor is not None
             return await self._in_thread(held, job, functools.partial(self._processor, job), _never)
         call = self._route(job)
+        value = await self._within_its_time(held, job, call)
+        wrong = None if call.misfit is None else call.misfit(value)
+        if wrong is not None:
+            logger.warning(
+                "job %s (%s) of queue %s returned what does not fit its task: %s",
+                job.id,
+                job.name,
+                job.queue_name,
+                wrong,
+                extra=about(job.queue_name, job.id, job.name),
+            )
+        return value
+
+    async def _within_its_time(self, held: Held, job: Job[Any], call: Call) -> Any:
         if call.timeout is None:
             return await self._routed(held, job, call, _never)
         deadline = asyncio.timeout(call.timeout)
@@ -420,6 +438,17 @@ class _Calls:
 
 def _never() -> bool:
     return False
+
+
+def _check_takes_the_job(processor: Any) -> None:
+    try:
+        inspect.signature(processor).bind(None)
+    except TypeError as error:
+        raise InvalidOption(
+            f"processor={processor!r}: must take the job as its only argument, as in `async def process(job)`: {error}"
+        ) from None
+    except Exception:  # not every callable shows its signature
+        return
 
 
 def _checked_name(name: str) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -184,6 +185,108 @@ async def test_a_timeout_ends_the_run_and_uses_an_attempt(app: EchoMQ) -> None:
     assert ended.is_set()
 
 
+async def test_an_annotation_that_cannot_be_resolved_is_named_and_the_others_count(
+    app: EchoMQ, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task(queue="hints")
+    async def meet(day: Day, seats: int, when: datetime) -> Nope:  # type: ignore[name-defined]  # noqa: F821
+        assert isinstance(when, datetime)
+        return f"{day} {seats}"
+
+    assert caplog.records == []  # what it names may be defined later
+    with pytest.raises(TypeError, match="argument seats='seven': Expected `int`, got `str`"):
+        await meet.enqueue("monday", "seven", datetime.now(UTC))  # type: ignore[arg-type]
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.partition(", which")[0] for line in lines] == [
+        "task 'meet': argument day is annotated with Day",
+        "task 'meet': its result is annotated with Nope",
+    ]
+    assert all("cannot be resolved (name '" in line and "if TYPE_CHECKING" in line for line in lines)
+    async with app.worker("hints"):
+        job = await meet.options(priority=1).enqueue("monday", 7, datetime.now(UTC))
+        assert await job.result(timeout=10) == "monday 7"
+    assert len([record for record in caplog.records if "cannot be resolved" in record.getMessage()]) == 2  # once each
+
+
+async def test_annotations_count_behind_partial_and_of_an_object_that_can_be_called(app: EchoMQ) -> None:
+    class Greeter:
+        def __call__(self, learner: int) -> str:
+            return f"hello {learner}"
+
+    def greet(word: str, learner: int) -> str:
+        return f"{word} {learner}"
+
+    functions: list[Callable[..., str]] = [Greeter(), functools.partial(greet, "hello"), functools.partial(Greeter())]
+    for number, function in enumerate(functions):
+        task = app.task(name=f"greet-{number}")(function)
+        assert task.arguments({"learner": 7}) == {"learner": 7}
+        with pytest.raises(TypeError, match="argument learner='seven'"):
+            task.spec(learner="seven")
+
+
+async def test_an_annotation_may_name_what_is_defined_later(app: EchoMQ, caplog: pytest.LogCaptureFixture) -> None:
+    @app.task
+    async def later(seat: DefinedLater) -> int:
+        return seat.row
+
+    with pytest.raises(TypeError, match="Expected `int`, got `str`"):
+        await later.enqueue({"row": "x"})  # type: ignore[arg-type]
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(("row", "why"), [("seven", "Expected `int`, got `str`"), (7, None)])
+async def test_a_result_that_does_not_fit_its_annotation_is_logged(
+    app: EchoMQ, caplog: pytest.LogCaptureFixture, row: object, why: str | None
+) -> None:
+    @app.task(queue="rows")
+    async def rows() -> list[int]:
+        return [row]  # type: ignore[list-item]
+
+    async with app.worker("rows"):
+        job = await rows.enqueue()
+        if why is None:
+            assert await job.result(timeout=10) == [7]
+        else:
+            with pytest.raises(ResultUnavailable, match="Expected `int`, got `str`"):
+                await job.result(timeout=10)
+    found = await job.refresh()
+    assert found is not None
+    assert (found.state, found.return_value) == ("completed", [row])
+    lines = [record.getMessage() for record in caplog.records]
+    if why is None:
+        assert lines == []
+    else:
+        [line] = lines
+        assert line.startswith(f"job {job.id} (rows) of queue rows returned what does not fit its task: {why}")
+        assert "list[int]" in line
+
+
+@pytest.mark.parametrize(
+    ("value", "fits"),
+    [
+        (Seat(1, datetime.now(UTC)), True),
+        ({"row": 1, "taken_at": "2026-01-02T03:04:05Z"}, True),
+        (None, False),
+        (7, False),
+    ],
+)
+def test_what_fits_a_result(app: EchoMQ, value: object, fits: bool) -> None:
+    @app.task
+    def seat() -> Seat:
+        raise NotImplementedError
+
+    @app.task
+    def nothing() -> None: ...
+
+    @app.task
+    def anything():  # type: ignore[no-untyped-def]
+        ...
+
+    assert (seat.misfit(value) is None) is fits
+    assert (nothing.misfit(value) is None) is (value is None)
+    assert anything.misfit(value) is None
+
+
 async def test_unrecoverable_uses_no_further_attempt(app: EchoMQ) -> None:
     @app.task(queue="sick", attempts=5)
     async def pay() -> None:
@@ -319,3 +422,8 @@ async def test_a_queue_with_bullmq_layout_has_its_keys(url: str) -> None:
 
         await paint.enqueue()
         assert await same.counts("waiting") == {"waiting": 1}
+
+
+@dataclass
+class DefinedLater:
+    row: int

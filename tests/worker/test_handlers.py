@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from echomq import Backoff, Job, JobFailed, Queue, ResultUnavailable, RetryLater, Unrecoverable, Worker
+from echomq import Backoff, InvalidOption, Job, JobFailed, Queue, ResultUnavailable, RetryLater, Unrecoverable, Worker
 from echomq._redis import wire
 from tests.support.audit import audit
 from tests.support.server import Server
@@ -273,3 +274,21 @@ async def test_a_result_that_is_more_than_a_server_takes_holds_nobody_up(
                 else:
                     assert await job.result(timeout=20) == "x" * 10
     assert len(runs) == 10
+
+
+class TakesTheJob:
+    def __call__(self, job: Job[Any]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [print, str, TakesTheJob(), functools.partial(print, "job:"), lambda job, *more, **named: None],
+)
+def test_a_processor_takes_the_job(url: str, processor: Any) -> None:
+    Worker("a", processor, connection=url)
+
+
+@pytest.mark.parametrize("processor", [lambda: 1, lambda job, other: 1, lambda *, job: 1])
+def test_a_processor_that_cannot_take_the_job_is_refused(url: str, processor: Any) -> None:
+    with pytest.raises(InvalidOption, match="must take the job as its only argument, as in `async def process"):
+        Worker("a", processor, connection=url)
