@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import functools
 import json
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -292,3 +293,56 @@ def test_a_processor_takes_the_job(url: str, processor: Any) -> None:
 def test_a_processor_that_cannot_take_the_job_is_refused(url: str, processor: Any) -> None:
     with pytest.raises(InvalidOption, match="must take the job as its only argument, as in `async def process"):
         Worker("a", processor, connection=url)
+
+
+@pytest.mark.parametrize("kind", ["async", "plain"])
+async def test_failures_are_logged_with_queue_time_and_the_users_own_lines(
+    url: str, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    def sick() -> None:
+        raise ValueError("broken")
+
+    async def process(job: Job[Any]) -> None:
+        sick()
+
+    def process_plainly(job: Job[Any]) -> None:
+        sick()
+
+    handler: Callable[[Job[Any]], Any] = process if kind == "async" else process_plainly
+    async with Queue("clinic", connection=url) as queue, Worker("clinic", handler, connection=url):
+        jobs = [
+            await queue.add("x", attempts=1),
+            await queue.add("x", attempts=2),
+            await queue.add("x", attempts=2, backoff=0.05),
+        ]
+        for job in jobs:
+            with pytest.raises(JobFailed):
+                await job.result(timeout=10)
+    lines = sorted(record.getMessage() for record in caplog.records)
+    assert lines == [
+        "job 1 (x) of queue clinic failed for good after 1 run",
+        "job 2 (x) of queue clinic failed for good after 2 runs",
+        "job 2 (x) of queue clinic failed in run 1; it runs again at once",
+        "job 3 (x) of queue clinic failed for good after 2 runs",
+        "job 3 (x) of queue clinic failed in run 1; it runs again in 0.05 s",
+    ]
+    for record in caplog.records:
+        assert record.exc_info is not None
+        assert record.exc_info[2] is not None
+        assert [frame.name for frame in traceback.extract_tb(record.exc_info[2])] == [handler.__name__, "sick"]
+
+
+async def test_a_job_that_has_stalled_too_often_is_logged_when_it_fails(
+    server: Server, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Queue("clinic", connection=url) as queue:
+        job = await queue.add("x")
+        with server.client() as client:
+            client.hset(f"emq:{{clinic}}:{job.id}", "defa", "job stalled more than allowable limit")
+        async with Worker("clinic", print, connection=url):
+            with pytest.raises(JobFailed, match="job stalled more than allowable limit"):
+                await job.result(timeout=10)
+    [record] = caplog.records
+    assert record.levelname == "ERROR"
+    assert record.getMessage() == "job 1 (x) of queue clinic failed for good: job stalled more than allowable limit"
+    assert (vars(record)["queue"], vars(record)["job_id"]) == ("clinic", "1")

@@ -14,7 +14,7 @@ from echomq._worker.outcome import MAX_TEXT, Ends, message_of, printable, reason
 from echomq._worker.retry import Retries
 from tests.worker.pieces import held
 
-ENDS = Ends.of(Keep(count=5), Keep.NONE, Retries({}).delay)
+ENDS = Ends.of(Keep(count=5), Keep.NONE, Retries("q", {}).delay)
 ONCE = RunOptions(raw={}, attempts=1)
 TWICE = RunOptions(raw={}, attempts=2)
 

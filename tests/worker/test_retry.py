@@ -12,6 +12,7 @@ import pytest
 from echomq._store.codec import RunOptions
 from echomq._worker.retry import Retries
 from echomq.options import MAX_DELAY
+from tests.worker.pieces import stored
 
 ERROR = ValueError("it failed")
 
@@ -25,23 +26,23 @@ def options(**chosen: Any) -> RunOptions:
     [(0, 1, False), (1, 1, False), (2, 1, True), (2, 2, False), (5, 4, True), (5, 5, False), (5, 9, False)],
 )
 def test_attempts_are_runs_in_all(attempts: int, made: int, again: bool) -> None:
-    assert Retries({}).delay(options(attempts=attempts), made, ERROR) == (0.0 if again else None)
+    assert Retries("q", {}).delay(stored(), options(attempts=attempts), made, ERROR) == (0.0 if again else None)
 
 
 def test_fixed_is_the_same_each_time() -> None:
     chosen = options(backoff_type="fixed", backoff_delay=3.0)
-    assert [Retries({}).delay(chosen, made, ERROR) for made in (1, 2, 3)] == [3.0, 3.0, 3.0]
+    assert [Retries("q", {}).delay(stored(), chosen, made, ERROR) for made in (1, 2, 3)] == [3.0, 3.0, 3.0]
 
 
 def test_exponential_doubles_and_has_an_end() -> None:
     chosen = options(attempts=10**6, backoff_type="exponential", backoff_delay=0.5)
-    assert [Retries({}).delay(chosen, made, ERROR) for made in (1, 2, 3, 4)] == [0.5, 1.0, 2.0, 4.0]
-    assert Retries({}).delay(chosen, 5000, ERROR) == MAX_DELAY
+    assert [Retries("q", {}).delay(stored(), chosen, made, ERROR) for made in (1, 2, 3, 4)] == [0.5, 1.0, 2.0, 4.0]
+    assert Retries("q", {}).delay(stored(), chosen, 5000, ERROR) == MAX_DELAY
 
 
 def test_jitter_takes_away_at_most_its_share() -> None:
     chosen = options(backoff_type="fixed", backoff_delay=10.0, backoff_jitter=0.3)
-    delays = [Retries({}).delay(chosen, 1, ERROR) or 0.0 for _ in range(200)]
+    delays = [Retries("q", {}).delay(stored(), chosen, 1, ERROR) or 0.0 for _ in range(200)]
     assert 7.0 <= min(delays) < max(delays) <= 10.0
 
 
@@ -55,7 +56,7 @@ def test_jitter_takes_away_at_most_its_share() -> None:
     ],
 )
 def test_a_strategy_of_the_workers_own(strategy: Callable[..., Any], delay: float | None) -> None:
-    assert Retries({"mine": strategy}).delay(options(backoff_type="mine"), 3, ERROR) == delay
+    assert Retries("q", {"mine": strategy}).delay(stored(), options(backoff_type="mine"), 3, ERROR) == delay
 
 
 @pytest.mark.parametrize("answer", [-1, float("nan"), "soon", True, ValueError("broken")])
@@ -67,14 +68,22 @@ def test_a_strategy_that_is_wrong_costs_no_attempt_and_no_storm(
             raise answer
         return answer
 
-    retries = Retries({"mine": strategy})
+    retries = Retries("q", {"mine": strategy})
     with caplog.at_level(logging.ERROR, "echomq"):
-        assert retries.delay(options(backoff_type="mine"), 1, ERROR) == 1.0
-        assert retries.delay(options(backoff_type="mine", backoff_delay=7.0), 1, ERROR) == 7.0
-    assert "'mine'" in caplog.text
+        assert retries.delay(stored(), options(backoff_type="mine"), 1, ERROR) == 1.0
+        assert retries.delay(stored(), options(backoff_type="mine", backoff_delay=7.0), 1, ERROR) == 7.0
+    assert "back-off 'mine' failed; job 1 (work) of queue q waits 1 s" in caplog.text
 
 
-def test_a_strategy_that_this_worker_does_not_know_waits_its_fixed_delay(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("delay", "waits"), [(4.0, 4.0), (0.0, 1.0)])
+def test_a_strategy_that_this_worker_does_not_know_waits_its_fixed_delay_or_a_second(
+    caplog: pytest.LogCaptureFixture, delay: float, waits: float
+) -> None:
+    retries = Retries("q", {"mine": lambda made, error: 0})
     with caplog.at_level(logging.ERROR, "echomq"):
-        assert Retries({}).delay(options(backoff_type="theirs", backoff_delay=4.0), 1, ERROR) == 4.0
-    assert "'theirs'" in caplog.text
+        assert retries.delay(stored(), options(backoff_type="theirs", backoff_delay=delay), 1, ERROR) == waits
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line == (
+        "job 1 (work) of queue q asks for back-off 'theirs', which this worker does not know (backoff_strategies has: 'mine'); "
+        f"it waits {waits:g} s"
+    )

@@ -87,7 +87,7 @@ class Crew:
         self._look_after = look_after
         self._table = HeldTable()
         self._schedules = Schedules(Lane(commands, keys))
-        self._ends = Ends.of(plan.keep_completed, plan.keep_failed, Retries(plan.backoff_strategies).delay)
+        self._ends = Ends.of(plan.keep_completed, plan.keep_failed, Retries(keys.queue, plan.backoff_strategies).delay)
         self._runner = Runner(keys.queue, call, self._ends, self._advance, self._is_cancelled)
         self._keeper = Keeper(heartbeat, keys, self._table, plan.lock_duration, self._lost)
         self._sweeper = Sweeper(keys.queue, Lane(commands, keys), plan.stalled_interval, plan.max_stalled_count)

@@ -6,9 +6,10 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 from echomq import errors
-from echomq._store.codec import RunOptions, encode_json, keep_rule
+from echomq._store.codec import RunOptions, StoredJob, encode_json, keep_rule
 from echomq._store.finish import Completed, Delayed, Failed, GivenBack, Outcome, RateLimited, Retry
 from echomq._worker.held import Held
 from echomq.options import KEEP_COMPLETED, KEEP_FAILED, Keep, to_seconds
@@ -17,7 +18,7 @@ MAX_TEXT = 64 * 1024
 DEFAULT_TRACES = 10
 _OURS = str(Path(__file__).parents[1])
 
-Delays = Callable[[RunOptions, int, BaseException], float | None]
+Delays = Callable[[StoredJob, RunOptions, int, BaseException], float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Ends:
         except (errors.InvalidOption, AttributeError) as wrong:  # a subclass that forgot to call ours
             error = wrong
         made = held.job.attempts_made + 1
-        delay = None if isinstance(error, errors.Unrecoverable) else self.delays(options, made, error)
+        delay = None if isinstance(error, errors.Unrecoverable) else self.delays(held.job, options, made, error)
         traces = self._traces(held, options, error)
         if delay is None:
             return self.failed(held, options, reason_of(error), traces)
@@ -120,10 +121,15 @@ def reason_of(error: BaseException) -> str:
 
 def trace_of(error: BaseException) -> str:
     """The traceback as text, bounded, from the user's first line on: how we called it says nothing."""
+    try:
+        return printable("".join(traceback.format_exception(type(error), error, users_part(error), limit=-50)))
+    except BaseException:  # as above: hostile exceptions
+        return reason_of(error)
+
+
+def users_part(error: BaseException) -> TracebackType | None:
+    """The error's traceback from the user's first line on."""
     start = error.__traceback__
     while start is not None and start.tb_next is not None and start.tb_frame.f_code.co_filename.startswith(_OURS):
         start = start.tb_next
-    try:
-        return printable("".join(traceback.format_exception(type(error), error, start, limit=-50)))
-    except BaseException:  # as above: hostile exceptions
-        return reason_of(error)
+    return start

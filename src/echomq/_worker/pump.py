@@ -352,6 +352,14 @@ class Pump:
         if isinstance(outcome, Completed) and code in (codes.PENDING_CHILDREN, codes.FAILED_CHILDREN):
             # Still ours, in active and locked: a job that cannot complete has failed, and says why.
             self._ended.append((held, self._failed_to_complete(held, codes.meaning(code))))
+            logger.error(
+                "job %s (%s) of queue %s has returned, but fails for good: %s",
+                held.job.id,
+                held.job.name,
+                self._keys.queue,
+                codes.meaning(code),
+                extra=about(self._keys.queue, held.job.id, held.job.name),
+            )
             return
         held.hold = Hold.LOST
         self._table.drop(held)

@@ -13,7 +13,7 @@ from echomq._store.codec import RunOptions, StoredJob
 from echomq._store.finish import Failed, Outcome, Retry
 from echomq._worker.forked import leave_fork
 from echomq._worker.held import Held, Hold
-from echomq._worker.outcome import Ends
+from echomq._worker.outcome import Ends, users_part
 
 Call = Callable[[Held], Awaitable[Any]]
 """Calls the user's handler for a job; given by the worker, which knows handlers and executors."""
@@ -44,9 +44,9 @@ class Runner:
             options = job.opts
         except Exception as error:  # whatever was written there: the job ends, and says why
             why = f"the job's opts cannot be read: {error}" if deferred is None else deferred.decode("utf-8", "replace")
-            return self._ends.failed(held, _NO_OPTIONS, why)
+            return self._not_run(held, _NO_OPTIONS, why)
         if deferred is not None:
-            return self._ends.failed(held, options, deferred.decode("utf-8", "replace"))
+            return self._not_run(held, options, deferred.decode("utf-8", "replace"))
         try:
             if b"rjk" in job.fields:
                 await self._advance(job)
@@ -65,6 +65,10 @@ class Runner:
             return None
         return self._ends.returned(held, options, value)
 
+    def _not_run(self, held: Held, options: RunOptions, why: str) -> Outcome:
+        self._log(logging.ERROR, held, None, "failed for good: %s", why)
+        return self._ends.failed(held, options, why)
+
     async def _called(self, held: Held) -> Any:
         try:
             value = await self._call(held)
@@ -80,27 +84,32 @@ class Runner:
         try:
             outcome = self._ends.raised(held, options, error)
         except BaseException:  # an error that does harm when it is looked at is still only this job's
-            logger.error("the error that ended job %s (%s) cannot be read", held.job.id, type(error).__name__)
+            self._log(logging.ERROR, held, None, "failed for good: its %s cannot be read", type(error).__name__)
             return self._ends.unreadable(held, options)
         self._report(held, error, outcome)
         return outcome
 
     def _report(self, held: Held, error: BaseException, outcome: Outcome) -> None:
-        extra = about(self._queue, held.job.id, held.job.name)
         made = held.job.attempts_made + 1
         if isinstance(outcome, Failed):
-            _log(logging.ERROR, "job %s (%s) failed for good after %d runs", held, made, error, extra)
+            runs = "1 run" if made == 1 else f"{made} runs"
+            self._log(logging.ERROR, held, error, "failed for good after %s", runs)
         elif isinstance(outcome, Retry):
-            _log(logging.WARNING, "job %s (%s) failed in run %d; it runs again", held, made, error, extra)
+            when = f"in {round(outcome.delay, 2):.12g} s" if outcome.delay else "at once"
+            self._log(logging.WARNING, held, error, "failed in run %d; it runs again %s", made, when)
 
-
-def _log(level: int, text: str, held: Held, made: int, error: BaseException, extra: Any) -> None:
-    if not logger.isEnabledFor(level):
-        return
-    try:
-        logger.log(level, text, held.job.id, held.job.name, made, exc_info=error, extra=extra)
-    except BaseException:  # an exception that cannot even be printed; the job's outcome does not depend on it
-        logger.log(level, text, held.job.id, held.job.name, made, extra=extra)
+    def _log(self, level: int, held: Held, error: BaseException | None, text: str, *more: object) -> None:
+        """Job and queue, then the text; and of the error's traceback what is the user's."""
+        if not logger.isEnabledFor(level):
+            return
+        job = held.job
+        text, values = f"job %s (%s) of queue %s {text}", (job.id, job.name, self._queue, *more)
+        extra = about(self._queue, job.id, job.name)
+        try:
+            shown = None if error is None else (type(error), error, users_part(error))
+            logger.log(level, text, *values, exc_info=shown, extra=extra)
+        except BaseException:  # an exception that cannot even be printed; the job's outcome does not depend on it
+            logger.log(level, text, *values, extra=extra)
 
 
 def _loop_runs() -> bool:

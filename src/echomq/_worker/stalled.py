@@ -47,9 +47,11 @@ class Sweeper:
         swept = await sweep(self._lane, self._interval, self._max_stalled, confirm, Patience(0))
         for job_id in swept.recovered:
             logger.warning(
-                "job %s of %s had lost its worker; it is back in the queue",
+                "job %s of queue %s had lost its worker; it is back in the queue, and runs again (or fails, if it has stalled "
+                "more than %d times)",
                 job_id,
                 self._queue,
+                self._max_stalled,
                 extra={"queue": self._queue, "job_id": job_id},
             )
         return swept
