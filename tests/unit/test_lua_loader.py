@@ -52,6 +52,40 @@ def test_libraries_come_once_each_after_what_they_use() -> None:
     assert lua.execute(found.source) == "ggsgs"
 
 
+def test_functions_that_a_script_does_not_reach_are_left_out() -> None:
+    found = made(
+        "go-0",
+        "--- @use tool far\nreturn tool.used(1) .. tool.LAST",
+        tool=(
+            "local M = {}\n\nlocal function inner(x)\n  return x + 1\nend\n\nlocal function only_far(x)\n  return x\nend\n\n"
+            "function M.used(x)\n  return inner(x)\nend\n\nfunction M.unused(x)\n  return far.away(only_far(x))\nend\n\n"
+            "function M.short(x) return x end\n\nM.LAST = 'z'   -- not M.short\n\nreturn M"
+        ),
+        far="local M = {}\n\nfunction M.away(x)\n  return tool.short(x)\nend\n\nreturn M",
+    )
+    for kept in ("function M.used", "function inner"):
+        assert kept in found.source
+    for left_out in ("M.unused", "only_far", "function M.short", "M.away"):
+        assert left_out not in found.source.replace("-- not M.short", "")
+    assert "local M = { used = nil, LAST = nil }" in found.source
+    lua = lua51.LuaRuntime(unpack_returned_tuples=True)
+    lua.execute("KEYS, ARGV = {}, {}")
+    assert lua.execute(found.source) == "2z"
+
+
+def test_a_library_that_only_rare_ones_use_is_rare() -> None:
+    found = made(
+        "go-0",
+        "--- @use top plain\nif false then top.run() end\nreturn plain.word",
+        top="--- @rare\n--- @use ground\nlocal M = {}\n\nfunction M.run()\n  return ground.word\nend\n\nreturn M",
+        ground="error('nobody needs it')",
+        plain="return { word = 'w' }",
+    )
+    lua = lua51.LuaRuntime(unpack_returned_tuples=True)
+    lua.execute("KEYS, ARGV = {}, {}")
+    assert lua.execute(found.source) == "w"
+
+
 @pytest.mark.parametrize(
     ("name", "text", "libs", "says"),
     [

@@ -44,6 +44,26 @@ def test_refuses_more_than_a_server_takes(monkeypatch: pytest.MonkeyPatch) -> No
         wire.pack(("MSET", *["x"] * 50))
 
 
+def test_a_head_packs_what_the_whole_command_would() -> None:
+    head = wire.Head("EVALSHA", "é" * 20, "1", "k")
+    for args in (("",), (b"\r\n*3", "x" * 70_000), ("1", 2, 3.5)):
+        assert head.pack_with(args) == wire.pack((*head.args, *args))
+
+
+def test_a_head_refuses_what_the_whole_command_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = wire.Head("SET", "k")
+    with pytest.raises(TypeError, match="argument 2 of 'SET' is NoneType"):
+        head.pack_with((None,))  # type: ignore[arg-type]
+    with pytest.raises(EncodingError, match="argument 3 of 'SET'"):
+        head.pack_with(("v", "\ud800"))
+    monkeypatch.setattr(wire, "_MAX_ARGUMENT_BYTES", 100)
+    with pytest.raises(EncodingError, match="argument 2 of 'SET' is longer than 100 bytes"):
+        head.pack_with((b"x" * 101,))
+    monkeypatch.setattr(wire, "_MAX_ARGUMENTS", 50)
+    with pytest.raises(EncodingError, match="52 arguments"):
+        head.pack_with(["x"] * 50)
+
+
 @pytest.mark.parametrize(
     ("text", "refused"),
     [

@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -36,16 +37,21 @@ LANE_ARGS = ("lane", "number", "resent")
 
 _TAG = re.compile(r"^--- @(\w+)\s*(.*)$")
 _AT_LINE = re.compile(r"user_script:(\d+)")
+_FUNCTION = re.compile(r"(?:local )?function ((?:M\.)?\w+)\(")
+_CONSTANT = re.compile(r"""local (\w+) = (?:\d+|"[^"]*")(?:\s*--.*)?$""")
+_WORD = re.compile(r"[A-Za-z_]\w*(?:\.\w+)?")
+_FIELDS = re.compile(r"^function (M\.\w+)\(|^(M\.\w+(?:, M\.\w+)*) = ", re.MULTILINE)
+_NEW_TABLE = "local M = {}"
 
 # A library costs its closures at each run of the script; a rare one costs them when a function of it is first called.
 _RARE = """\
-local function rare(build)
-  return setmetatable({}, { __index = function(library, name)
-    setmetatable(library, nil)
-    for key, made in pairs(build()) do library[key] = made end
-    return library[name]
-  end })
-end
+local RARE = { __index = function(library, name)
+  local build = rawget(library, "build")
+  setmetatable(library, nil)
+  library.build = nil
+  for key, made in pairs(build()) do library[key] = made end
+  return library[name]
+end }
 """
 _LANE_PRELUDE = """\
 local kept = calls_kept.find(calls, lane, number)
@@ -183,6 +189,83 @@ def _bindings(parsed: _File) -> tuple[str, tuple[str, ...]]:
     return text, tuple(names)
 
 
+def _rare(ordered: list[str], libs: dict[str, _File], script_uses: list[str]) -> set[str]:
+    """The libraries that are built at their first use: those that say so, and those that only such ones use."""
+    rare: set[str] = set()
+    for name in reversed(ordered):  # its users come before it
+        users = [other for other in ordered if name in libs[other].uses]
+        if libs[name].rare or (name not in script_uses and rare.issuperset(users)):
+            rare.add(name)
+    return rare
+
+
+def _words(lines: Iterable[str]) -> set[str]:
+    """What code names: ``word`` and ``library.word``."""
+    return set(_WORD.findall("\n".join(line.partition("--")[0] for line in lines)))
+
+
+@dataclass(slots=True)
+class _Part:
+    """A function or a constant of a library: its name, its first line and the one behind its last, and what it names."""
+
+    name: str
+    first: int
+    end: int
+    words: set[str]
+
+
+def _parts(body: list[str]) -> list[_Part]:
+    """A library's functions and constants. They begin and end in the first column."""
+    found = []
+    for first, line in enumerate(body):
+        if (function := _FUNCTION.match(line)) is not None:
+            name, last = function[1], first if line.endswith(" end") else body.index("end", first)
+        elif (constant := _CONSTANT.match(line)) is not None:
+            name, last = constant[1], first
+        else:
+            continue
+        text = body[first : last + 1]
+        found.append(_Part(name, first, last + 1, _words([text[0].replace(name, "", 1), *text[1:]])))
+    return found
+
+
+def _needed(ordered: list[str], libs: dict[str, _File], script_body: list[str]) -> dict[str, list[tuple[int, str]]]:
+    """The numbered lines of each library, without the functions and constants that this script does not reach.
+
+    A closure is made at each run of a script, whether it is called or not; with one job a call that counts.
+    """
+    left = {name: _parts(libs[name].body) for name in ordered}
+    lines: dict[str, dict[int, str]] = {}
+    named: dict[str, set[str]] = {}  # by each library, as far as it is needed
+    for name in ordered:
+        lines[name] = dict(enumerate(libs[name].body, start=1))
+        for part in left[name]:
+            for number in range(part.first, part.end):
+                del lines[name][number + 1]
+        named[name] = _words(lines[name].values())
+    everywhere = _words(script_body).union(*named.values())
+    reached = True
+    while reached:
+        reached = False
+        for name in ordered:
+            for part in list(left[name]):
+                if part.name in named[name] or (part.name.startswith("M.") and name + part.name[1:] in everywhere):
+                    reached = True
+                    left[name].remove(part)
+                    named[name] |= part.words
+                    everywhere |= part.words
+                    lines[name].update((at + 1, libs[name].body[at]) for at in range(part.first, part.end))
+    return {name: sorted(lines[name].items()) for name in ordered}
+
+
+def _with_room(body: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Its table is made with room for its fields: otherwise it grows, and is rehashed, at each power of two."""
+    fields = [found[0] or found[1] for found in _FIELDS.findall("\n".join(line for _, line in body))]
+    names = [field.strip().removeprefix("M.") for several in fields for field in several.split(",")]
+    room = "local M = { " + ", ".join(f"{name} = nil" for name in names) + " }"
+    return [(0, room) if line == _NEW_TABLE and names else (number, line) for number, line in body]
+
+
 def assemble(name: str, parsed: _File, libs: dict[str, _File]) -> Script:
     """Joins a script with what it uses, and keeps a map from its lines to the files."""
     count = name.rpartition("-")[2]
@@ -193,9 +276,10 @@ def assemble(name: str, parsed: _File, libs: dict[str, _File]) -> Script:
     lines: list[str] = []
     origin: list[tuple[str, int]] = []
 
-    def emit(text: list[str], path: str, first: int = 1) -> None:
-        lines.extend(text)
-        origin.extend((path, first + offset) for offset in range(len(text)))
+    def emit(numbered: Iterable[tuple[int, str]], path: str) -> None:
+        for number, line in numbered:
+            lines.append(line)
+            origin.append((path, number))
 
     def generated(text: str) -> None:
         made = text.splitlines()
@@ -204,15 +288,17 @@ def assemble(name: str, parsed: _File, libs: dict[str, _File]) -> Script:
 
     generated(bindings)
     ordered = _resolve(uses, libs)
-    if any(libs[lib].rare for lib in ordered):
+    rare = _rare(ordered, libs, uses)
+    if rare:
         generated(_RARE)
+    needed = _needed(ordered, libs, [*parsed.body, *(_LANE_PRELUDE.splitlines() if parsed.lane else [])])
     for lib in ordered:
-        generated(f"local {lib} = rare(function()" if libs[lib].rare else f"local {lib} = (function()")
-        emit(libs[lib].body, libs[lib].path)
-        generated("end)" if libs[lib].rare else "end)()")
+        generated(f"local {lib} = setmetatable({{ build = function()" if lib in rare else f"local {lib} = (function()")
+        emit(_with_room(needed[lib]), libs[lib].path)
+        generated("end }, RARE)" if lib in rare else "end)()")
     if parsed.lane == "plain":
         generated(_LANE_PRELUDE)
-    emit(parsed.body, parsed.path)
+    emit(enumerate(parsed.body, start=1), parsed.path)
     source = "\n".join(lines) + "\n"
     return Script(
         name=name,

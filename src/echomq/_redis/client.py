@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from echomq._redis.connect import Settings, check_greeting, check_link_options, keep_alive, unavailable
 from echomq._redis.pipe import Pipe
-from echomq._redis.wire import Argument, Reply, pack
+from echomq._redis.wire import Argument, Head, Reply, pack
 from echomq.errors import ConnectionLost, EchoMQError, ServerError, ServerUnavailable
 
 
@@ -78,6 +78,13 @@ class Link:
         packed = pack(args)
         pipe = self._usable() or await self._opened()
         reply: Reply = await pipe.send(packed, self._reply_timeout if reply_timeout is None else reply_timeout)
+        return reply
+
+    async def call_with(self, head: Head, args: Sequence[Argument]) -> Reply:
+        """The same as ``call(*head.args, *args)``, for a command whose beginning is the same each time."""
+        packed = head.pack_with(args)
+        pipe = self._usable() or await self._opened()
+        reply: Reply = await pipe.send(packed, self._reply_timeout)
         return reply
 
     async def call_many(

@@ -61,6 +61,37 @@ def pack(command: Sequence[Argument]) -> bytes:
     return packed
 
 
+class Head:
+    """The beginning of many commands, packed once.
+
+    Args:
+        args: the command's name and its first arguments.
+    """
+
+    __slots__ = ("_packed", "args")
+
+    def __init__(self, *args: Argument) -> None:
+        self.args = args
+        self._packed = _behind_count(pack(args))
+
+    def pack_with(self, args: Sequence[Argument]) -> bytes:
+        """The bytes of the command with these further arguments, of which there is one at least. Raises what ``pack`` raises."""
+        count = len(self.args) + len(args)
+        if count <= _MAX_ARGUMENTS:
+            try:
+                packed: bytes = hiredis.pack_command(tuple(args))  # type: ignore[arg-type]  # as above
+            except (TypeError, UnicodeEncodeError):
+                pass  # it is explained below
+            else:
+                if len(packed) + len(self._packed) <= _MAX_ARGUMENT_BYTES:
+                    return b"*%d\r\n%b%b" % (count, self._packed, _behind_count(packed))
+        return pack((*self.args, *args))
+
+
+def _behind_count(packed: bytes) -> bytes:
+    return packed[packed.index(b"\n") + 1 :]
+
+
 def refused_for_now(error: ServerError) -> bool:
     """Whether the answer proves that the command did not run, and a later try or another server may serve it."""
     if error.code in _NOT_NOW:

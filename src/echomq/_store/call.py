@@ -17,7 +17,7 @@ from functools import lru_cache
 
 from echomq._lua.loader import Script, script
 from echomq._redis.client import Link
-from echomq._redis.wire import Argument, Reply
+from echomq._redis.wire import Argument, Head, Reply
 from echomq._store.keys import QueueKeys
 from echomq.errors import BrokenKey, ConnectionLost, ServerError, ServerUnavailable, StaleCall
 
@@ -26,9 +26,9 @@ _BROKEN = re.compile(r"BROKEN (.*?)(?: script: |$)")
 
 
 @lru_cache(maxsize=4096)
-def _call_head(name: str, keys: QueueKeys) -> tuple[str, ...]:
+def _head(name: str, keys: QueueKeys) -> Head:
     named = script(name)
-    return ("EVALSHA", named.sha, str(len(named.keys)), *map(keys.resolve, named.keys), keys.base)
+    return Head("EVALSHA", named.sha, str(len(named.keys)), *map(keys.resolve, named.keys), keys.base)
 
 
 def explain(error: ServerError, called: Script) -> ServerError:
@@ -48,9 +48,12 @@ def explain(error: ServerError, called: Script) -> ServerError:
 
 async def run_script(link: Link, name: str, keys: QueueKeys, args: Sequence[Argument], clock: str = "") -> Reply:
     """Calls a script once. Never sends it a second time, except when the server says that it does not know it."""
-    head = _call_head(name, keys)
+    return await _call(link, name, _head(name, keys), (clock, *args))
+
+
+async def _call(link: Link, name: str, head: Head, args: Sequence[Argument]) -> Reply:
     try:
-        return await link.call(*head, clock, *args)
+        return await link.call_with(head, args)
     except ServerError as error:
         called = script(name)
         if error.code != "NOSCRIPT":
@@ -60,7 +63,7 @@ async def run_script(link: Link, name: str, keys: QueueKeys, args: Sequence[Argu
     except ConnectionLost as error:  # of the script; the call itself has not been sent
         raise ServerUnavailable(str(error)) from error
     try:
-        return await link.call(*head, clock, *args)
+        return await link.call_with(head, args)
     except ServerError as error:
         raise explain(error, called) from None
 
@@ -171,12 +174,13 @@ async def _read(link: Link, read: Callable[[], Awaitable[Reply]], patience: Pati
 class Lane:
     """One line of calls. The owner makes the next call when the last has returned; a cancelled one, it makes again."""
 
-    __slots__ = ("_again", "_keys", "_link", "_number", "_under_way", "id")
+    __slots__ = ("_again", "_heads", "_keys", "_link", "_number", "_under_way", "id")
 
     def __init__(self, link: Link, keys: QueueKeys) -> None:
         self.id = secrets.token_urlsafe(9)
         self._link = link
         self._keys = keys
+        self._heads: dict[str, Head] = {}
         self._number = 0
         self._under_way = False
         self._again = False
@@ -213,9 +217,12 @@ class Lane:
 
     async def _until_answered(self, name: str, args: Sequence[Argument], patience: Patience, again: bool) -> Reply:
         number = str(self._number)
+        head = self._heads.get(name)
+        if head is None:
+            head = self._heads[name] = Head(*_head(name, self._keys).args, "", self.id)  # "": the server's own clock
         started = asyncio.get_running_loop().time()
         try:
-            return await run_script(self._link, name, self._keys, (self.id, number, "1" if again else "", *args))
+            return await _call(self._link, name, head, (number, "1" if again else "", *args))
         except (ConnectionLost, ServerUnavailable) as error:
             trouble: Exception = error
         tries = _Tries(patience, started)
@@ -224,6 +231,6 @@ class Lane:
             try:
                 await tries.reconnect(self._link)
                 resent = "1" if again or tries.sent else ""
-                return await run_script(self._link, name, self._keys, (self.id, number, resent, *args))
+                return await _call(self._link, name, head, (number, resent, *args))
             except (ConnectionLost, ServerUnavailable) as error:
                 trouble = error

@@ -12,8 +12,12 @@ _NOT_PLAIN = re.compile(r"[^!-~]")
 
 
 def worker_name() -> str:
-    """A name for a worker that was given none: host, process, and which worker of the process."""
-    return plain(f"{socket.gethostname()}-{os.getpid()}-{next(_numbers)}")
+    """A name for a worker that was given none: host, process, and, from its second on, which worker of the process.
+
+    It is kept in every job, so it is short.
+    """
+    number = next(_numbers)
+    return plain(f"{socket.gethostname()}-{os.getpid()}" + (f"-{number}" if number > 1 else ""))
 
 
 def plain(name: str) -> str:

@@ -45,6 +45,21 @@ function M.counter(key)
   return tonumber(found)
 end
 
+--- Counts on by `step` and returns what it comes to: the look at the counter and the write in one. For the first write.
+function M.count_up(key, step)
+  local found = redis.pcall("INCRBY", key, step)
+  if type(found) == "number" then
+    return found
+  end
+  local why = found.err
+  if string.find(why, "WRONGTYPE", 1, true) then
+    error("BROKEN " .. key .. " must be a string", 0)
+  elseif string.find(why, "not an integer", 1, true) or string.find(why, "overflow", 1, true) then
+    error("BROKEN " .. key .. " must be a whole number", 0)
+  end
+  return redis.call("INCRBY", key, step)   -- a full memory, a replica: refused again, in the server's own words
+end
+
 --- The named fields of a hash.
 function M.fields(key, ...)
   local found = redis.pcall("HMGET", key, ...)

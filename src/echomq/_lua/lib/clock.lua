@@ -4,8 +4,8 @@ local M = {}
 
 --- Milliseconds since the epoch, as a number and as text.
 function M.read(given)
-  if redis.replicate_commands then
-    redis.replicate_commands()   -- Redis 6.2 refuses writes after TIME without it; later ones ignore it
+  if not redis.REDIS_VERSION_NUM then
+    redis.replicate_commands()   -- Redis 6.2 refuses writes after TIME without it
   end
   if given ~= "" then
     return tonumber(given), given

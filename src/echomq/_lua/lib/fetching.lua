@@ -101,7 +101,7 @@ function M.run(q, settings, want, now, now_text, reply)
   local taken, counted, dropped = 0, 0, {}
   if wanted > 0 then
     local ids, from_wait, ends = candidates(q, wanted)
-    local jobs, broken, bytes, last = {}, {}, 0, 0
+    local jobs, starts, deferred, broken, bytes, last = {}, {}, {}, {}, 0, 0
     local seen, twice = {}, {}
     for index, id in ipairs(ids) do
       twice[index] = seen[id]   -- an id that stands there twice is one job, and runs once
@@ -110,13 +110,20 @@ function M.run(q, settings, want, now, now_text, reply)
       if hash.err then
         broken[index] = true
       elseif #hash > 0 then
-        local size, finished = 0, false
-        for at = 2, #hash, 2 do
-          size = size + #hash[at]
-          finished = finished or hash[at - 1] == "finishedOn"
+        local size, finished, before = 0, false, 0
+        for at = 1, #hash, 2 do
+          local field, value = hash[at], hash[at + 1]
+          size = size + #value
+          if field == "ats" then
+            before = tonumber(value) or 0
+          elseif field == "defa" then
+            deferred[index] = true
+          elseif field == "finishedOn" then
+            finished = true
+          end
         end
         if not (finished and has_ended(q, id)) then
-          jobs[index] = hash
+          jobs[index], starts[index] = hash, before + 1
           bytes = bytes + size
         end
       end
@@ -137,8 +144,12 @@ function M.run(q, settings, want, now, now_text, reply)
           lost_waiting[#lost_waiting + 1] = ids[index]
         end
       end
-      if #moved > 0 then
-        redis.call("LPUSH", q.active, unpack(moved))   -- the first write, so that a full memory refuses the fetch whole
+      -- The first write, so that a full memory refuses the fetch whole.
+      local at_once = last == 1 and #moved == 1 and #lost_waiting == 1
+      if at_once then
+        redis.call("RPOPLPUSH", q.wait, q.active)
+      elseif #moved > 0 then
+        redis.call("LPUSH", q.active, unpack(moved))
       end
       for index = 1, last do
         local id = ids[index]
@@ -151,7 +162,7 @@ function M.run(q, settings, want, now, now_text, reply)
           dropped[#dropped + 1] = id
         end
       end
-      if #lost_waiting > 0 then
+      if #lost_waiting > 0 and not at_once then
         redis.call("LTRIM", q.wait, "0", tostring(-#lost_waiting - 1))
       end
       if #lost_ranked > 0 then
@@ -163,15 +174,7 @@ function M.run(q, settings, want, now, now_text, reply)
           dropped[#dropped + 1] = id
         elseif hash then
           local key = q.base .. id
-          local starts, deferred = 0, false
-          for at = 1, #hash, 2 do
-            if hash[at] == "ats" then
-              starts = tonumber(hash[at + 1]) or 0
-            elseif hash[at] == "defa" then
-              deferred = true
-            end
-          end
-          local starts_text = place.whole(starts + 1)
+          local starts_text = place.whole(starts[index])
           redis.call("XADD", q.events, "*", "event", "active", "jobId", id, "prev", "waiting")
           if want.worker ~= "" then
             redis.call("HSET", key, "processedOn", now_text, "ats", starts_text, "pb", want.worker)
@@ -184,7 +187,7 @@ function M.run(q, settings, want, now, now_text, reply)
           reply[#reply + 1] = id
           reply[#reply + 1] = hash
           taken = taken + 1
-          if not deferred then
+          if not deferred[index] then
             counted = counted + 1
           end
         end

@@ -6,7 +6,9 @@ local LONG = 300   -- from here on the end from which LREM walks matters
 
 --- What one call knows about all its jobs: their locks, whether any job is marked as stalled, the middle age of a long list.
 function M.survey(q, lock_keys, active_length, marked)
-  local state = { locks = #lock_keys > 0 and redis.call("MGET", unpack(lock_keys)) or {}, gone = {}, marked = marked }
+  local state = {
+    locks = #lock_keys > 0 and redis.call("MGET", unpack(lock_keys)) or {}, gone = {}, dropped = {}, marked = marked,
+  }
   if active_length > LONG then
     local oldest = redis.call("LINDEX", q.active, "-1")
     local newest = redis.call("LINDEX", q.active, "0")
@@ -32,11 +34,12 @@ function M.owned(state, index, id, token)
   return lock == token and 0 or -6
 end
 
---- Drops the lock, writes the fields (flat) and takes the job out. False if it was not in active.
+--- Writes the fields (flat) and takes the job out. False if it was not in active. Its lock is no lock any more: the caller
+--- calls `drop_locks` once for all jobs, before anything else may take one of them.
 function M.leave(q, state, id, token, fields)
   local key = q.base .. id
   if token ~= "0" then
-    redis.call("DEL", key .. ":lock")
+    state.dropped[#state.dropped + 1] = key .. ":lock"
     if state.marked then
       redis.call("SREM", q.stalled, id)
     end
@@ -53,6 +56,13 @@ function M.leave(q, state, id, token, fields)
     end
   end
   return redis.call("LREM", q.active, from_end, id) == 1
+end
+
+--- Deletes the locks of all that have left.
+function M.drop_locks(state)
+  if #state.dropped > 0 then
+    redis.call("DEL", unpack(state.dropped))
+  end
 end
 
 return M

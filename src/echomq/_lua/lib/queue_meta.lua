@@ -7,7 +7,7 @@ local DEFAULT_MAX_EVENTS = "10000"
 
 --- A setting as a whole number, or nil where it is absent or no number that one can count with.
 local function whole(text)
-  local number = tonumber(text or "")
+  local number = text and tonumber(text)
   if number and number > -check.EXACT and number < check.EXACT then
     return math.floor(number)
   end

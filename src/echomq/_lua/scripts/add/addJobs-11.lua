@@ -20,12 +20,18 @@
 -- priority, lifo ("1" or ""), id ("" for the next number).
 local STRIDE = 9
 
+local plain, all_plain = {}, true   -- which jobs go into wait as they are
+for index = 1, count do
+  local at = rest + (index - 1) * STRIDE
+  plain[index] = ARGV[at + 4] == "0" and ARGV[at + 5] == "" and ARGV[at + 6] == "0"
+  all_plain = all_plain and plain[index]
+end
+
 local settings = queue_meta.read(meta)
 check.list(wait)
 check.zset(marker)
 check.stream(events)
-check.counter(id)
-if redis.call("EXISTS", prioritized, delayed, pc) > 0 then
+if not all_plain then
   check.zset(prioritized)
   check.zset(delayed)
   check.counter(pc)
@@ -42,8 +48,9 @@ local q = {
   base = base, wait = wait, prioritized = prioritized, delayed = delayed, events = events, pc = pc,
 }
 
--- Every add takes a number, whatever its id (protocol 3.2); the first write, so that a full memory refuses the add whole.
-local first_number = redis.call("INCRBY", id, tostring(count)) - count
+-- Every add takes a number, whatever its id (protocol 3.2); the first write, so that a full memory refuses the add whole,
+-- and the look at the counter.
+local first_number = check.count_up(id, tostring(count)) - count
 queue_meta.write_default(meta, settings)
 if settings.paused then
   paused_list.take_over(paused, wait)
@@ -55,25 +62,22 @@ for index = 1, count do
   ids[index] = given ~= "" and given or place.whole(first_number + index)
   keys[index] = base .. ids[index]
 end
-local all_free = redis.call("EXISTS", unpack(keys)) == 0   -- one look for all; only where some id is taken is each looked at
-local added_here = {}
-
---- Whether a job of this id is there.
-local function is_taken(job_id)
-  return added_here[job_id] or (not all_free and redis.call("EXISTS", base .. job_id) == 1)
-end
+local some_taken = redis.call("EXISTS", unpack(keys)) > 0   -- one look for all; only where some id is taken is each looked at
 
 -- Who is new, and what goes into wait as it is; then into wait at once: membership comes before decoration.
-local new, ahead, behind = {}, {}, {}
+local new, added_here, ahead, behind = {}, {}, {}, {}
 for index = 1, count do
   local at = rest + (index - 1) * STRIDE
-  new[index] = not is_taken(ids[index])
-  while not new[index] and ARGV[at + 8] == "" do   -- the counter went back, with a restored snapshot perhaps
-    ids[index] = place.whole(redis.call("INCR", id))
-    new[index] = not is_taken(ids[index])
-  end
+  repeat
+    local job_id = ids[index]
+    new[index] = not (added_here[job_id] or some_taken and redis.call("EXISTS", base .. job_id) == 1)
+    local next_number = not new[index] and ARGV[at + 8] == ""   -- the counter went back, with a restored snapshot perhaps
+    if next_number then
+      ids[index] = place.whole(redis.call("INCR", id))
+    end
+  until not next_number
   added_here[ids[index]] = true
-  if new[index] and ARGV[at + 4] == "0" and ARGV[at + 5] == "" and ARGV[at + 6] == "0" then
+  if new[index] and plain[index] then
     local line = ARGV[at + 7] == "1" and ahead or behind
     line[#line + 1] = ids[index]
   end
@@ -86,7 +90,7 @@ if #ahead > 0 then
 end
 
 local reply = { now_text }
-local runnable, later = #behind + #ahead > 0, false
+local runnable, later, trimmed = #behind + #ahead > 0, false, false
 for index = 1, count do
   local at = rest + (index - 1) * STRIDE
   local job_id = ids[index]
@@ -98,8 +102,13 @@ for index = 1, count do
       delay_text = tonumber(due) > now and place.whole(math.max(0, tonumber(due) - tonumber(timestamp_text))) or "0"
     end
     new_job.store(q, job_id, ARGV[at], ARGV[at + 1], ARGV[at + 2], timestamp_text, delay_text, priority)
-    if delay_text == "0" and due == "" and priority == "0" then
-      redis.call("XADD", events, "*", "event", "waiting", "jobId", job_id)
+    if plain[index] then
+      if index < count then
+        redis.call("XADD", events, "*", "event", "waiting", "jobId", job_id)
+      else
+        redis.call("XADD", events, "MAXLEN", "~", settings.max_events, "*", "event", "waiting", "jobId", job_id)
+        trimmed = true
+      end
     elseif new_job.put(q, job_id, tonumber(timestamp_text), tonumber(delay_text), tonumber(priority),
       ARGV[at + 7] == "1") == "delayed" then
       later = true
@@ -119,5 +128,7 @@ end
 if later then
   place.mark_delayed(delayed, marker)
 end
-redis.call("XTRIM", events, "MAXLEN", "~", settings.max_events)
+if not trimmed then
+  redis.call("XTRIM", events, "MAXLEN", "~", settings.max_events)
+end
 return calls_kept.keep(calls, lane, number, now, now_text, reply)

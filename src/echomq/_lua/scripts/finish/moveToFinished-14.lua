@@ -90,15 +90,29 @@ local function rule_of(text)
   return rule
 end
 
---- Puts an ended job into its set, or removes it; then says so.
-local function store_end(target, set, job_id, key, rule, value_field, value, made, parent, fields)
+-- Scores and ids of jobs that are on their way into a set, and that go there together. This, and the deletion of their locks,
+-- is safe to do once a call: each job is in the list before it is decorated; an error in one, which pcall keeps to it, keeps
+-- no job from the end of the loop below, where the lists are written; and what is written there cannot fail, since the sets
+-- have been looked at. Who asks for membership before that writes them first.
+local members = { completed = {}, failed = {} }
+
+local function store_members()
+  for target, set in pairs({ completed = completed, failed = failed }) do
+    if #members[target] > 0 then
+      redis.call("ZADD", set, unpack(members[target]))
+      members[target] = {}
+    end
+  end
+end
+
+--- Decorates an ended job, or removes it; then says so.
+local function store_end(target, job_id, key, rule, value_field, value, made, parent, fields)
   if rule.count == 0 then
     job_keys.delete(key)
     if parent and target == "failed" then
       parents.child_removed(parent, key)
     end
   else
-    redis.call("ZADD", set, now_text, job_id)
     redis.call("HSET", key, value_field, value, "finishedOn", now_text, "atm", made)
     used_rules[target][rule] = true
   end
@@ -164,6 +178,14 @@ local function finish(kind, job_id, job_token, value, index, rule, fields, attem
   if not leaving.leave(q, state, job_id, job_token, fields) then
     return -3
   end
+  if rule.count ~= 0 then
+    local entering = members[kind]
+    entering[#entering + 1] = now_text
+    entering[#entering + 1] = job_id
+  end
+  if parent or unique then
+    store_members()   -- the parent may be one of them, and a failed parent is left alone
+  end
   if unique then
     dedup.release(unique, job_id)
     local placed = dedup.add_next(q, unique, job[4], now, now_text)
@@ -177,12 +199,12 @@ local function finish(kind, job_id, job_token, value, index, rule, fields, attem
     if parent then
       parents.child_completed(parent, key, value, now)
     end
-    store_end("completed", completed, job_id, key, rule, "returnvalue", value, place.whole(count_made), parent, fields)
+    store_end("completed", job_id, key, rule, "returnvalue", value, place.whole(count_made), parent, fields)
   else
     if parent then
       parents.child_failed(parent, policy, key, value, now, now_text)
     end
-    store_end("failed", failed, job_id, key, rule, "failedReason", value, place.whole(count_made), parent)
+    store_end("failed", job_id, key, rule, "failedReason", value, place.whole(count_made), parent)
     if rule.count ~= 0 then
       redis.call("HDEL", key, "defa")
     end
@@ -264,9 +286,11 @@ local function put_back(kind, job_id, job_token, value, index, more)
   return 0
 end
 
+local nothing_more = {}
+
 local function end_run(at, index)
   local kind = ARGV[at]
-  local more = ARGV[at + 5] ~= "" and cmsgpack.unpack(ARGV[at + 5]) or {}
+  local more = ARGV[at + 5] ~= "" and cmsgpack.unpack(ARGV[at + 5]) or nothing_more
   if kind == "completed" or kind == "failed" then
     return finish(kind, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], index, rule_of(ARGV[at + 4]), more.fields,
       more.attempts or 0)
@@ -282,6 +306,8 @@ for index = 1, outcomes do
   end
   codes[index] = code
 end
+store_members()
+leaving.drop_locks(state)
 
 local budget = 2 * outcomes + 50
 for target, set in pairs({ completed = completed, failed = failed }) do
