@@ -17,6 +17,7 @@ from echomq import Connection, ConnectionLost, Job, Queue, Worker
 from echomq._redis.client import Link
 from echomq._redis.connect import Settings
 from tests.support.server import Server
+from tests.support.wait import wait_until
 
 PART, PAUSE = 64 * 1024, 0.02
 SIZE = 4 * 1024 * 1024  # more than a second, at that pace
@@ -30,6 +31,7 @@ class Way:
         url: where clients find it.
         stuck: once it is set nothing moves any more.
         pause: seconds after each part of 64 KiB.
+        mute: what is sent on a connection from these bytes on is kept from the server.
         carried: bytes in both directions so far.
     """
 
@@ -37,13 +39,14 @@ class Way:
         self.url = ""
         self.stuck = asyncio.Event()
         self.pause = PAUSE
+        self.mute: bytes | None = None
         self.carried = 0
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(PART):
                 await asyncio.sleep(self.pause)
-                if self.stuck.is_set():
+                if self.stuck.is_set() or (self.mute is not None and self.mute in data):
                     await asyncio.Event().wait()
                 writer.write(data)
                 await writer.drain()
@@ -144,6 +147,29 @@ async def test_a_large_result_arrives(server: Server, way: Way) -> None:
             job = await queue.add("large")
             assert len(str(await job.result(timeout=60))) == size
         assert way.carried < 1.5 * size  # it was sent once
+        await connection.close()
+
+
+async def test_a_large_result_outlives_a_silent_blocking_connection(
+    server: Server, way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full way it may be silent for want of room: what moves is not dropped with it."""
+    monkeypatch.setattr("echomq._worker.pump.LONGEST_BLOCK", 0.2)
+    size = 3 * SIZE  # four seconds: the other falls silent twice in that time
+
+    async def process(job: Job[Any]) -> Any:
+        return "r" * size if job.name == "large" else None
+
+    async with Queue("slow", connection=server.url) as queue:
+        connection = Connection(way.url, call_timeout=1.5)
+        async with Worker(queue.name, process, connection=connection, concurrency=4):
+            await (await queue.add("small")).result(timeout=10)
+            job = await queue.add("large")
+            await wait_until(lambda: server.cli("LLEN", "emq:{slow}:active") == 1)
+            way.mute = b"BZPOPMIN"
+            assert len(str(await job.result(timeout=60))) == size
+            assert way.carried < 1.5 * size
+            way.mute = None
         await connection.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 from echomq._redis.connect import Settings, check_greeting, check_link_options, keep_alive, unavailable
@@ -59,6 +60,11 @@ class Link:
     def connected(self) -> bool:
         """Whether a connection is open, as far as this side knows."""
         return self._pipe is not None and self._pipe.alive
+
+    @property
+    def moved_at(self) -> float:
+        """When bytes last came, or some of a large command went, on the event loop's clock; ``-inf`` without a connection."""
+        return -math.inf if self._pipe is None else self._pipe.moved_at
 
     async def call(self, *args: Argument, reply_timeout: float | None = None) -> Reply:
         """Send one command and give its reply, connecting first if need be.

@@ -52,7 +52,7 @@ class Pipe(asyncio.Protocol):
         self._writable: list[asyncio.Future[None]] = []
         self._watchdog: asyncio.TimerHandle | None = None
         self._suspected = False
-        self._moved_at = -_FOR_EVER  # when bytes last came, or some of a large command went
+        self.moved_at = -_FOR_EVER  # when bytes last came, or some of a large command went
         self._written = 0  # bytes, ever
         self._gone = 0
         self._followed_to = 0  # the end of the last large command, counted as the two above
@@ -130,14 +130,14 @@ class Pipe(asyncio.Protocol):
         self.paused = True
 
     def resume_writing(self) -> None:
-        self._moved_at = self._loop.time()
+        self.moved_at = self._loop.time()
         self.paused = False
         self._wake_writers()
 
     def data_received(self, data: bytes) -> None:
         reader = self._reader
         refusal: str | None = None
-        self._moved_at = self._loop.time()
+        self.moved_at = self._loop.time()
         try:
             reader.feed(data)
             while (reply := reader.gets()) is not INCOMPLETE:
@@ -186,7 +186,7 @@ class Pipe(asyncio.Protocol):
         if earliest > now:
             self._suspected = False
             self._watch(earliest)
-        elif now < (still := self._moved_at + timeout):
+        elif now < (still := self.moved_at + timeout):
             # A large reply, or a large command of ours, on a slow way: what has moved just now is not dead.
             self._suspected = False
             self._watch(still)
@@ -211,7 +211,7 @@ class Pipe(asyncio.Protocol):
         gone = self._count_gone()
         if gone > self._gone:
             self._gone = gone
-            self._moved_at = self._loop.time()
+            self.moved_at = self._loop.time()
         if gone < self._followed_to:
             self._glances = self._loop.call_later(_BETWEEN_GLANCES, self._glance)
 

@@ -603,8 +603,9 @@ class Pump:
             except (ServerUnavailable, ConnectionLost):
                 if self._gate is Gate.SHUT:  # by our own hand
                     continue
-                if loop.time() - began > seconds + _SILENCE:
-                    # Silently dead; then so is, most likely, its neighbour, and its calls can be repeated.
+                if loop.time() - began > seconds + _SILENCE and self._link.moved_at < began + seconds:
+                    # Silently dead; then so is, most likely, its neighbour, and its calls can be repeated. (Not on a slow way
+                    # that is full of the neighbour's large result: that would be sent again and again.)
                     self._link.drop("the connection beside it had fallen silent")
                 await asyncio.sleep(pause * (0.5 + random.random()))
                 pause = min(pause * 2, _LONGEST_PAUSE)
