@@ -160,6 +160,11 @@ class Worker:
         return self._keys.queue
 
     @property
+    def connection(self) -> Connection:
+        """Its connection."""
+        return self._connection
+
+    @property
     def is_running(self) -> bool:
         """Whether it works now, or is stopping."""
         session = self._session

@@ -52,13 +52,27 @@ def test_a_server_is_started_looked_at_and_stopped(home: Path) -> None:
     assert not run_json("status", "orders", code=3)["running"]
     assert "not running" in run("status", "orders", code=3).stdout
     assert run("stop", "orders").stdout == "orders: not running\n"
+    assert run_json("stop", "orders") == {"name": "orders", "ending": "not running", "users": []}
+
+
+def test_a_server_that_runs_keeps_the_stricter_fsync_and_says_so() -> None:
+    run("start", "orders", "--fsync", "always")
+    said = run("start", "orders", "--fsync", "everysec")
+    assert "orders: keeps fsync always" in said.stderr
+    assert "keeps fsync" not in run("start", "orders").stderr
+    assert "keeps fsync" not in run("start", "orders", "--fsync", "always").stderr
+    assert run_json("status", "orders")["fsync"] == "always"
 
 
 def test_a_server_in_use_is_stopped_by_force_only() -> None:
     with join("orders") as server:
         assert str(os.getpid()) in run("stop", "orders", code=1).stderr
         assert run_json("status", "orders")["users"] == [os.getpid()]
-        assert run("stop", "orders", "--force").stdout == "orders: stopped\n"
+        in_use = {"name": "orders", "ending": "in use", "users": [os.getpid()]}
+        assert run_json("stop", "orders", code=1) == in_use
+        assert run("stop", "orders", "--force").stdout == (
+            f"orders: stopped; it was in use by process {os.getpid()}, and one that goes on working starts it again\n"
+        )
         assert server.pid is None or not run_json("status", "orders", code=3)["running"]
 
 

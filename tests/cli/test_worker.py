@@ -24,6 +24,7 @@ from echomq import EchoMQ, Worker
 
 app = EchoMQ()
 empty = EchoMQ()
+worker = Worker("cli", print)
 number = 5
 
 @app.task(queue="cli")
@@ -223,10 +224,19 @@ async def test_without_a_server_at_the_end_it_names_the_jobs(
         (["deep/er/program.py:jobs"], "write deep.er.program:jobs"),
         (["../program.py:app"], "not a file; run the command in its folder"),
         (["nowhere:app"], "there is no module 'nowhere' in /"),
-        (["program:nothing"], "the module program has no 'nothing'; it has: app, empty"),
-        (["program:number"], "must name an EchoMQ or a Worker, and is of type int; it has: app, empty"),
+        (["program:nothing"], "the module program has no 'nothing'; it has: app, empty, worker"),
+        (["program:number"], "must name an EchoMQ or a Worker, and is of type int; it has: app, empty, worker"),
         (["os:name"], "it has no EchoMQ and no Worker at all"),
         (["program:empty"], "has no task"),
+        (["program:worker", "cli"], "is a Worker, which has its queue"),
+        (
+            ["program:worker", "--concurrency", "3"],
+            "is a Worker, which has its concurrency; leave --concurrency out, or write Worker(…, concurrency=3)",
+        ),
+        (
+            ["program:worker", "--shutdown-timeout", "10"],
+            "leave --shutdown-timeout out, or write Worker(…, shutdown_timeout=10)",
+        ),
         (["program:app", "a:b"], "must not contain ':'"),
         (["program:app", "--log-level", "loud"], "must be debug, info, warning or error"),
         (["program:app", "--concurrency", "0"], "concurrency"),
@@ -260,6 +270,42 @@ def test_a_module_that_cannot_be_imported_shows_its_own_traceback(
     assert not any("echomq" in Path(file).parts or "importlib" in file for file in files)
     assert said in log
     assert "During handling" not in log
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('EchoMQ("http://localhost")', "http://localhost"),
+        ("EchoMQ()", "no server was named: pass a URL"),
+        ('EchoMQ().task(attempts="many")(print)', "attempts='many'"),
+    ],
+)
+def test_a_wrong_option_in_the_module_is_one_line_with_its_place(
+    start: Callable[..., Command], tmp_path: Path, line: str, said: str
+) -> None:
+    (tmp_path / "wrong.py").write_text(f"from echomq import EchoMQ\n\napp = {line}\n")
+    code, _, log = start("wrong:app", url="" if line == "EchoMQ()" else "embedded://memory").end()
+    assert code == 2
+    [told] = log.splitlines()
+    assert told.startswith("'wrong:app': ")
+    assert said in told
+    assert told.endswith(f"({tmp_path / 'wrong.py'}, line 3)")
+
+
+async def test_a_server_for_one_process_alone_is_warned_of(start: Callable[..., Command]) -> None:
+    command = start("program:app", url="embedded://memory")
+    await command.ready()
+    command.send(signal.SIGTERM)
+    code, _, log = command.end()
+    assert code == 0
+    assert log.count("program:app is at embedded://memory, a server for this process alone: no other program can") == 1
+
+
+@pytest.mark.parametrize("target", ["program:app", "program:worker"])
+def test_a_server_for_one_process_alone_is_refused_to_several(start: Callable[..., Command], target: str) -> None:
+    code, _, log = start(target, "--processes", "2", url="embedded://memory").end()
+    assert code == 2
+    assert "--processes 2 would be as many servers; use embedded://NAME" in log
 
 
 async def test_a_queue_that_no_task_names_is_said_once(start: Callable[..., Command]) -> None:
@@ -307,3 +353,12 @@ async def test_an_error_does_not_carry_that_uvloop_is_missing(
 def test_the_version(module: str) -> None:
     shown = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
     assert shown.stdout.startswith("echomq ")
+
+
+@pytest.mark.parametrize("words", [[], ["server"]])
+def test_help_cuts_no_sentence(words: list[str]) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "echomq.cli", *words, "--help"],
+        capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "80"},
+    )  # fmt: skip
+    assert "..." not in shown.stdout.partition("Commands:")[2]

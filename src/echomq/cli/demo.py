@@ -46,7 +46,7 @@ def demo(
         int | None, typer.Option(metavar="N", help="Repeats the choices of an earlier run.", show_default=False)
     ] = None,
 ) -> None:
-    """Enrol learners while workers are killed, and audit what came of it.
+    """Enrol learners while workers are killed, and audit the outcome.
 
     Exit code 0: the audit is clean. 1: it is not, or there was no getting to it. 2: the demo cannot start.
     """

@@ -32,16 +32,25 @@ class FsyncChoice(StrEnum):
 def start(
     name: Name = "default",
     fsync: Annotated[
-        FsyncChoice, typer.Option(help="How often written data is forced to disk.")
-    ] = FsyncChoice.everysec,
+        FsyncChoice | None,
+        typer.Option(
+            help="How often written data is forced to disk; left out, everysec. A server that has `always` keeps it.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start the server and keep it running without users, until `echomq server stop` or the end of the machine."""
+    """Start the server and keep it running without users.
+
+    It runs until `echomq server stop` or the end of the machine.
+    """
     try:
-        now = embedded.start(name, fsync=fsync.value)
+        now = embedded.start(name, fsync="everysec" if fsync is None else fsync.value)
     except EchoMQError as error:
         raise _failure(error) from error
     _print(now, as_json=as_json)
+    if fsync is not None and now.fsync != fsync.value:
+        typer.echo(f"{name}: keeps fsync {now.fsync}, which somebody asked for: the stricter wish counts", err=True)
 
 
 @app.command()
@@ -59,19 +68,39 @@ def status(name: Name = "default", as_json: AsJson = False) -> None:
 @app.command()
 def stop(
     name: Name = "default",
-    force: Annotated[bool, typer.Option("--force", help="Stop it although processes use it.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Stop it although processes use it. One that goes on working, as a worker does, starts it again.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Stop the server. Its data stays."""
+    """Stop the server. Its data stays. Exit code 1: processes use it, and it runs on."""
     try:
+        users = embedded.status(name).users or []
         ending = embedded.stop(name, force=force)
         if ending == "in use":
-            users = embedded.status(name).users
-            who = "processes use it" if not users else f"in use by process {', '.join(map(str, users))}"
-            typer.echo(f"{name}: not stopped, {who}; end them, or use --force", err=True)
-            raise typer.Exit(1)
+            users = embedded.status(name).users or []
     except EchoMQError as error:
         raise _failure(error) from error
-    typer.echo(f"{name}: {ending}")
+    if as_json:
+        typer.echo(msgspec.json.encode({"name": name, "ending": ending, "users": users}).decode())
+    else:
+        _tell(name, ending, users)
+    if ending == "in use":
+        raise typer.Exit(1)
+
+
+def _tell(name: str, ending: embedded.Ending, users: list[int]) -> None:
+    by = f"in use by process {', '.join(map(str, users))}"
+    if ending == "in use":
+        typer.echo(f"{name}: not stopped, {by if users else 'processes use it'}; end them, or use --force", err=True)
+    elif ending == "stopped" and users:
+        typer.echo(f"{name}: stopped; it was {by}, and one that goes on working starts it again")
+    else:
+        typer.echo(f"{name}: {ending}")
 
 
 @app.command()

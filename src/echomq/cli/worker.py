@@ -27,28 +27,57 @@ from echomq.cli._loop import run_in_loop
 EXIT_NOT_STORED: Final = 75
 """EX_TEMPFAIL: the server was away while the worker stopped; the jobs that it names will run again."""
 
+CONCURRENCY: Final = 10
+SHUTDOWN_TIMEOUT: Final = 25.0
+
 _RESTART_PAUSE: Final = 1.0
 _LOOK_EVERY: Final = 0.05
 _CHILD: Final = "ECHOMQ_WORKER_CHILD"
+_OWN_SERVER: Final = "embedded://memory"
+_OURS: Final = str(Path(__file__).parents[1])
 
 
 def worker(
-    target: Annotated[str, typer.Argument(help="Where the app is: package.module:name (an EchoMQ or a Worker).")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="Where the app is: package.module:name. An EchoMQ, or a Worker, which has its own queue, concurrency and "
+            "shutdown_timeout, and whatever else a Worker can be given."
+        ),
+    ],
     queues: Annotated[
         list[str] | None, typer.Argument(help="Queues to work; left out, those that its tasks name.")
     ] = None,
     concurrency: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Jobs at once, for each queue and process.")
-    ] = 10,
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help=f"Jobs at once, for each queue and process; left out, {CONCURRENCY}.",
+            show_default=False,
+        ),
+    ] = None,
     processes: Annotated[int, typer.Option(min=1, metavar="N", help="Worker processes.")] = 1,
     shutdown_timeout: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="What running jobs get to finish.")
-    ] = 25.0,
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help=f"What running jobs get to finish; left out, {SHUTDOWN_TIMEOUT:g}.",
+            show_default=False,
+        ),
+    ] = None,
     ready_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Touched when every process takes jobs; removed at the end.")
     ] = None,
     log_level: Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = "info",
-    as_json: Annotated[bool, typer.Option("--json", help="Print events (ready, stopped) as JSON lines.")] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print events (ready, stopped) as JSON lines, on the standard output, where also goes what handlers print.",
+        ),
+    ] = False,
 ) -> None:
     """Take jobs and run them, until SIGTERM or SIGINT (Ctrl-C).
 
@@ -61,7 +90,10 @@ def worker(
     logging.basicConfig(
         level=level, format="%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s", stream=sys.stderr
     )
-    workers = _workers(target, _load(target), queues or [], concurrency, shutdown_timeout)
+    found = _load(target)
+    workers = _workers(target, found, queues or [], concurrency, shutdown_timeout)
+    if found.connection.where == _OWN_SERVER:
+        _has_its_own_server(target, processes)
     announce = _Announcer(ready_file, as_json)
     code = _Group(processes, announce).run() if processes > 1 else run_in_loop(_work(workers, announce))
     announce.stopped(code)
@@ -111,8 +143,10 @@ def _imported(target: str, name: str) -> ModuleType:
         failure: Exception = error
     except Exception as error:  # whatever the user's own code raises
         failure = error
-    typer.echo(f"{target!r}: the module {name} cannot be imported:", err=True)
     failure.__traceback__ = _from_the_module_on(failure.__traceback__)
+    if isinstance(failure, EchoMQError):  # it says what is wrong and what to do; all that is missing is where
+        _refuse(f"{target!r}: {failure}{_place(failure.__traceback__)}")
+    typer.echo(f"{target!r}: the module {name} cannot be imported:", err=True)
     traceback.print_exception(failure)
     raise typer.Exit(1)
 
@@ -125,24 +159,60 @@ def _from_the_module_on(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
+def _place(trace: TracebackType | None) -> str:
+    """Where the user's code was."""
+    theirs = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(_OURS)]
+    return f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
+
+
+def _has_its_own_server(target: str, processes: int) -> None:
+    """Each process has its own server then, which keeps nothing, and which no other program reaches."""
+    if processes > 1:
+        _refuse(
+            f"{target} is at {_OWN_SERVER}, a server for one process alone, so --processes {processes} would be as many servers; "
+            "use embedded://NAME, which processes share"
+        )
+    logging.getLogger("echomq").warning(
+        "%s is at %s, a server for this process alone: no other program can add a job; use embedded://NAME, which "
+        "processes share",
+        target,
+        _OWN_SERVER,
+    )
+
+
 def _what_it_has(module: ModuleType) -> str:
     names = sorted(name for name, value in vars(module).items() if isinstance(value, EchoMQ | Worker))
     return f"it has: {', '.join(names)}" if names else "it has no EchoMQ and no Worker at all"
 
 
 def _workers(
-    target: str, found: EchoMQ | Worker, queues: Sequence[str], concurrency: int, shutdown_timeout: float
+    target: str,
+    found: EchoMQ | Worker,
+    queues: Sequence[str],
+    concurrency: int | None,
+    shutdown_timeout: float | None,
 ) -> list[Worker]:
     if isinstance(found, Worker):
         if queues:
             _refuse(f"{target} is a Worker, which has its queue; leave the queue names out")
+        for option, value in (("concurrency", concurrency), ("shutdown_timeout", shutdown_timeout)):
+            if value is not None:
+                word = "--" + option.replace("_", "-")
+                _refuse(
+                    f"{target} is a Worker, which has its {option}; leave {word} out, or write Worker(…, {option}={value:g})"
+                )
         return [found]
     named = sorted({task.queue for task in found.tasks.values()})
     if not queues and not named:
         _refuse("the app has no task, so there is no queue to work: name one, or give the app a task")
     try:
         workers = [
-            found.worker(name, concurrency=concurrency, shutdown_timeout=shutdown_timeout) for name in queues or named
+            found.worker(
+                name,
+                concurrency=CONCURRENCY if concurrency is None else concurrency,
+                shutdown_timeout=SHUTDOWN_TIMEOUT if shutdown_timeout is None else shutdown_timeout,
+            )
+            for name in queues or named
         ]
     except EchoMQError as error:
         _refuse(str(error))

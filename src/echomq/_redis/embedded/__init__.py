@@ -19,8 +19,19 @@ What can be lost:
     Nothing that was answered. Each batch of writes waits for the disk.
 """
 
-from echomq._redis.embedded.control import Status, start, status, stop
+from echomq._redis.embedded.control import Ending, Status, start, status, stop
 from echomq._redis.embedded.member import EmbeddedServer, Fsync, join, join_async
 from echomq._redis.embedded.places import data_folder
 
-__all__ = ["EmbeddedServer", "Fsync", "Status", "data_folder", "join", "join_async", "start", "status", "stop"]
+__all__ = [
+    "EmbeddedServer",
+    "Ending",
+    "Fsync",
+    "Status",
+    "data_folder",
+    "join",
+    "join_async",
+    "start",
+    "status",
+    "stop",
+]
