@@ -8,7 +8,8 @@
     ├── ResultUnavailable                    result(): the job completed, its result could not be encoded
     ├── ResultTimeout (also TimeoutError)    result(): not ended in time; the job goes on
     ├── StateError                           the job is not where this change needs it
-    │   └── JobLocked                        a worker is running the job
+    │   ├── JobLocked                        a worker is running the job
+    │   └── JobNotFound                      the job is gone
     ├── BulkAddError                         a bulk add stopped half-way; says what became of each job
     ├── OutcomesNotStored                    a worker stopped without its server; says whose outcomes were not stored
     ├── ServerError                          the server answered with an error
@@ -91,7 +92,19 @@ class ResultTimeout(EchoMQError, TimeoutError):
 
 
 class StateError(EchoMQError):
-    """The job is not in the state that this change needs."""
+    """The job is not in the state that this change needs. Nothing was changed.
+
+    Attributes:
+        found: the state that it was in, such as ``active``; None where that is not known, or it was in none.
+    """
+
+    def __init__(self, message: str, *, found: str | None = None) -> None:
+        super().__init__(message)
+        self.found = found
+
+
+class JobNotFound(StateError):
+    """There is no job of this id any more, so it cannot be changed."""
 
 
 class JobLocked(StateError):

@@ -14,9 +14,17 @@ from echomq._store import control, read
 from echomq._store.codec import StoredJob, decode_json, public_options
 from echomq._store.events import Ending, result_of
 from echomq._store.home import Home
-from echomq.errors import BrokenKey, EchoMQError, JobFailed, JobRemoved, ResultTimeout, ResultUnavailable
+from echomq.errors import (
+    BrokenKey,
+    EchoMQError,
+    InvalidOption,
+    JobFailed,
+    JobRemoved,
+    ResultTimeout,
+    ResultUnavailable,
+)
 from echomq.models import JobOptions, JobState, Parent
-from echomq.options import JSON, UNSET, Duration, to_seconds
+from echomq.options import JSON, MAX_PRIORITY, UNSET, Duration, check_moment, check_whole, to_seconds
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -219,6 +227,71 @@ class Job(Generic[R]):
             ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
         """
         await control.remove(self._home.line, self.id, children=children)
+
+    async def promote(self) -> None:
+        """Lets the job run now that waits for its time. It goes to the end of the line, or of its priority's.
+
+        Raises:
+            StateError: it is not delayed. JobNotFound: it is gone.
+            ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+        """
+        await control.promote(self._home.line, self.id)
+
+    async def change_delay(self, delay: Duration | None = None, *, at: datetime | None = None) -> None:
+        """Gives the job another time to wait for, while it is delayed.
+
+        Args:
+            delay: seconds from now, or a ``timedelta``.
+            at: the moment (an aware ``datetime``) from which it may run; instead of ``delay``. One that has passed is now.
+
+        Raises:
+            InvalidOption: neither or both are given, or one breaks a rule.
+            StateError: it is not delayed. JobNotFound: it is gone.
+            ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+
+        Example:
+            >>> await job.change_delay(timedelta(hours=2))
+        """
+        if (delay is None) == (at is None):
+            raise InvalidOption("change_delay: give delay (seconds from now) or at (a datetime), and not both")
+        if delay is not None:
+            to_seconds(delay, "delay")
+        if at is not None:
+            check_moment(at, "at")
+        await control.change_delay(self._home.line, self.id, delay=delay, at=at)
+
+    async def change_priority(self, priority: int, *, lifo: bool = False) -> None:
+        """Gives the job another priority.
+
+        If it waits in the line, it gets the place that goes with it; if it runs, is delayed or has ended, the priority counts
+        from the next time on that it comes into the line.
+
+        Args:
+            priority: 0 (none: runs before all with one) or 1 … 2097151, lower first.
+            lifo: put it before the others of its priority instead of behind them.
+
+        Raises:
+            InvalidOption: an argument breaks a rule. JobNotFound: the job is gone.
+            ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+        """
+        check_whole(priority, "priority", least=0, most=MAX_PRIORITY)
+        await control.change_priority(self._home.line, self.id, priority, lifo=bool(lifo))
+
+    async def retry(self, *, reset_attempts: bool = False) -> None:
+        """Lets the job run again that has failed or completed. Its result or reason goes, its tracebacks stay.
+
+        It goes to the end of the line, or of its priority's; one with ``lifo`` to the front. If it is the child of a job that
+        knows its end, that job waits for it again. Attempts are counted on: a job that had used them all fails for good with
+        its next failure.
+
+        Args:
+            reset_attempts: count its attempts from the start again.
+
+        Raises:
+            StateError: it has not ended. JobNotFound: it is gone.
+            ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+        """
+        await control.retry(self._home.line, self.id, reset_attempts=bool(reset_attempts))
 
     async def result(self, *, timeout: Duration | None = None) -> R:
         """Waits until the job has ended, and gives what its handler returned.

@@ -307,9 +307,9 @@ class JobSpec(msgspec.Struct, frozen=True):
             if self.at is not None:
                 raise InvalidOption(f"at={shown(self.at)} and delay={shown(self.delay)}: give one of them")
         if self.at is not None:
-            _check_moment(self.at, "at")
+            check_moment(self.at, "at")
         if self.timestamp is not None:
-            _check_moment(self.timestamp, "timestamp")
+            check_moment(self.timestamp, "timestamp")
             if self.at is not None and self.at < self.timestamp:
                 raise InvalidOption(
                     f"at={shown(self.at)} is before timestamp={shown(self.timestamp)}: a job cannot be due before it was made"
@@ -333,7 +333,12 @@ def _check_backoff(value: Duration) -> None:
     )
 
 
-def _check_moment(value: datetime, name: str) -> None:
+def check_moment(value: datetime, name: str) -> None:
+    """Checks a moment that the caller gave.
+
+    Raises:
+        InvalidOption: it has no time zone, or lies out of range.
+    """
     if not isinstance(value, datetime) or value.utcoffset() is None:
         raise InvalidOption(
             f"{name}={shown(value)}: must be a datetime with a time zone, such as datetime.now(timezone.utc)"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
-from typing import Any, Self
+from typing import Any, Final, Self
 
-from echomq._store import control, read
+from echomq._store import control, limits, read
 from echomq._store.codec import NewJob, StoredJob, encode_spec
 from echomq._store.home import Home
 from echomq._store.keys import QueueKeys
@@ -16,7 +16,28 @@ from echomq.connection import Connection
 from echomq.errors import BulkAddError, ConnectionLost, EchoMQError, EncodingError, InvalidOption
 from echomq.job import Job
 from echomq.models import JOB_STATES, JobState
-from echomq.options import JSON, UNSET, Backoff, Duration, JobSpec, Keep
+from echomq.options import (
+    JSON,
+    MAX_COUNT,
+    UNSET,
+    Backoff,
+    Duration,
+    JobSpec,
+    Keep,
+    Limiter,
+    check_whole,
+    shown,
+    to_seconds,
+)
+from echomq.queue_admin import QueueAdmin
+
+_MOST_FIELDS: Final = 100
+_OWN_EVENTS: Final = frozenset(
+    "added waiting delayed waiting-children active progress completed failed retries-exhausted stalled removed duplicated "
+    "deduplicated debounced cleaned paused resumed drained expired error".split()
+)
+"""Events that mean something to whoever listens, so that nobody may write them by hand: a ``completed`` whose result is no
+JSON stops a Node listener (protocol 9), and an ``error`` that nobody handles ends a Node process."""
 
 
 class Queue:
@@ -172,10 +193,151 @@ class Queue:
             >>> await queue.counts("waiting", "failed")
             {'waiting': 3, 'failed': 0}
         """
-        for state in states:
-            if state not in JOB_STATES:
-                raise InvalidOption(f"state {state!r}: must be one of {', '.join(JOB_STATES)}")
+        _check_states(states)
         return await read.counts(self._home.line, states or JOB_STATES)
+
+    async def jobs(self, *states: JobState, newest_first: bool = False) -> AsyncIterator[Job[Any]]:
+        """The jobs in these states, or, without an argument, in each state: one state after the other.
+
+        They are read in pages of 100, while the queue goes on: a job that moves meanwhile may be passed over, or show where it
+        was; none comes twice.
+
+        Args:
+            states: which.
+            newest_first: within a state; left out, the one that runs next, is due next or ended first comes first.
+
+        Raises:
+            InvalidOption: there is no such state. ServerUnavailable: the server could not be asked.
+
+        Example:
+            >>> async for job in queue.jobs("failed", newest_first=True):
+            ...     print(job.id, job.failed_reason)
+        """
+        _check_states(states)
+        seen: set[str] = set()
+        for state in dict.fromkeys(states or JOB_STATES):
+            async for stored in read.jobs(self._home.line, state, newest_first=newest_first):
+                if stored.id not in seen:
+                    seen.add(stored.id)
+                    yield Job(stored, self._home, state)
+
+    @property
+    def admin(self) -> QueueAdmin:
+        """What is done to many jobs at once: retry, promote, drain, clean."""
+        return QueueAdmin(self._home)
+
+    async def set_concurrency(self, most: int | None) -> None:
+        """Lets at most so many jobs of this queue run at once, over all workers; None for any number.
+
+        Jobs that run go on. Workers that wait for a slot look again at once.
+
+        Raises:
+            InvalidOption: it is no whole number of at least 1.
+            ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+        """
+        if most is not None:
+            check_whole(most, "concurrency", least=1, most=MAX_COUNT)
+        await limits.set_concurrency(self._home.line, most)
+
+    async def concurrency(self) -> int | None:
+        """How many jobs of this queue may run at once, over all workers; None for any number.
+
+        Raises:
+            ServerUnavailable: the server could not be asked.
+        """
+        return await limits.concurrency(self._home.line)
+
+    async def set_rate_limit(self, max: int, duration: Duration) -> None:
+        """Lets at most ``max`` jobs of this queue start in ``duration``, over all workers.
+
+        Time is cut into windows: one opens with a start, lasts for ``duration``, and the next opens with the first start after
+        it. So a span of that length that lies across two windows can see up to 2·max − 1 starts.
+
+        Args:
+            max: at least 1.
+            duration: seconds, or a ``timedelta``.
+
+        Raises:
+            InvalidOption: an argument breaks a rule.
+            ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+
+        Example:
+            >>> await queue.set_rate_limit(100, duration=60)
+        """
+        await limits.set_rate(self._home.line, Limiter(max, duration))
+
+    async def remove_rate_limit(self) -> None:
+        """Lifts what ``set_rate_limit`` set. Limits of single workers and one by hand stay.
+
+        Raises:
+            ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+        """
+        await limits.set_rate(self._home.line, None)
+
+    async def limiter(self) -> Limiter | None:
+        """What ``set_rate_limit`` set, or None.
+
+        Raises:
+            ServerUnavailable: the server could not be asked.
+        """
+        return await limits.rate(self._home.line)
+
+    async def rate_limit(self, after: Duration) -> None:
+        """Lets no worker of this queue fetch for a time, as a far side asks that has had enough. Jobs that run go on.
+
+        Workers of BullMQ heed this only where a rate limit is set, in the queue or in the worker; ours always.
+
+        Args:
+            after: seconds, or a ``timedelta``; 0 lifts what is left of an earlier call.
+
+        Raises:
+            InvalidOption: it is no such time.
+            ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+        """
+        to_seconds(after, "after")
+        await limits.limit_by_hand(self._home.line, after)
+
+    async def rate_limit_ttl(self, max: int | None = None) -> float:
+        """Seconds until workers may fetch again that a rate limit holds back; 0.0 if it holds back none.
+
+        Args:
+            max: for workers with a ``Limiter`` of their own, its ``max``; left out, for those without.
+
+        Raises:
+            InvalidOption: it is no whole number of at least 1. ServerUnavailable: the server could not be asked.
+        """
+        if max is not None:
+            check_whole(max, "max", least=1)
+        return await limits.ttl(self._home.line, max)
+
+    async def publish(self, name: str, /, **fields: str | int | float | bool) -> None:
+        """Writes an event of your own into the queue's event log, for whoever listens to it, in any language.
+
+        Args:
+            name: not that of an event of the queue's own.
+            fields: texts, numbers and truth values; they arrive as texts.
+
+        Raises:
+            InvalidOption: a name or a field breaks a rule.
+            ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+
+        Example:
+            >>> await queue.publish("course-closed", course="redis", learners=30)
+        """
+        if not isinstance(name, str) or not name:
+            raise InvalidOption(f"event {shown(name)}: its name must be a text that is not empty")
+        if name in _OWN_EVENTS:
+            raise InvalidOption(f"event {shown(name)}: the queue itself writes events of this name; choose another")
+        if "event" in fields or len(fields) > _MOST_FIELDS:
+            raise InvalidOption(
+                f"event {shown(name)}: may have at most {_MOST_FIELDS} fields, none of which is called 'event'"
+            )
+        for field, value in fields.items():
+            if not isinstance(value, (str, int, float)):
+                raise InvalidOption(
+                    f"{field}={shown(value)}: a field of an event must be a text, a number, True or False"
+                )
+        await control.publish(self._home.line, name, fields)
 
     async def pause(self) -> None:
         """Lets workers fetch nothing more from this queue, wherever they run; jobs that run go on.
@@ -226,6 +388,12 @@ class Queue:
         elif stored.fields[b"priority"] != b"0":
             state = "prioritized"
         return Job(stored, self._home, state)
+
+
+def _check_states(states: Iterable[JobState]) -> None:
+    for state in states:
+        if state not in JOB_STATES:
+            raise InvalidOption(f"state {state!r}: must be one of {', '.join(JOB_STATES)}")
 
 
 def _encoded(position: int, spec: JobSpec) -> NewJob:

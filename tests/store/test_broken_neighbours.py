@@ -223,6 +223,20 @@ STEPS: dict[str, Step] = {
     "advanceScheduler": lambda world: world.queue.run(
         "advanceScheduler-15", "sch", "repeat:sch:1764400000000", "", "1000", "", 0, OPTS
     ),
+    "promote": lambda world: world.queue.run("promote-9", "later"),
+    "changeDelay": lambda world: world.queue.run("changeDelay-5", "later", 500, ""),
+    "changePriority": lambda world: world.queue.run("changePriority-8", "w1", 5, ""),
+    "reprocessJob": lambda world: world.queue.run("reprocessJob-10", "k3", "1"),
+    "moveJobsToWait": lambda world: world.queue.run("moveJobsToWait-11", "failed", ""),
+    "moveJobsToWait, delayed": lambda world: world.queue.run("moveJobsToWait-11", "delayed", ""),
+    "drain": lambda world: world.queue.run("drain-9", "wait", 0, "", ""),
+    "cleanJobs": lambda world: world.queue.run("cleanJobs-12", "wait", 0, "", 0, ""),
+    "cleanJobs, active": lambda world: world.queue.run("cleanJobs-12", "active", 0, "", 0, ""),
+    "setLimits": lambda world: world.queue.run("setLimits-6", "concurrency", 2000),
+    "rateLimit": lambda world: world.queue.run("rateLimit-7", 1000),
+    "publishEvent": lambda world: world.queue.run("publishEvent-3", "custom", "n", 1),
+    "getRanges": lambda world: world.queue.run("getRanges-8", "wait", 0, 100, ""),
+    "getRateLimitTtl": lambda world: world.queue.run("getRateLimitTtl-2", ""),
     "getState": lambda world: world.queue.state("nope"),
     "getJob": lambda world: world.queue.run("getJob-8", "w1"),
     "getCounts": lambda world: world.queue.counts(
@@ -237,7 +251,7 @@ REPLAYS = ("moveToActive, again", "moveToFinished, again")
 OTHERS = {"claimEffect", "finishEffect", "releaseEffect"}
 """They know one key, which is no queue's."""
 
-READS = {"getState", "getJob", "getCounts", "isFinished"}
+READS = {"getState", "getJob", "getCounts", "isFinished", "getRanges", "getRateLimitTtl"}
 
 MAKE: dict[str, tuple[str | int, ...]] = {
     "string": ("SET", "{}", "rubbish"),

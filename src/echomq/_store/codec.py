@@ -224,6 +224,16 @@ def id_out(job_id: str) -> bytes:
     return job_id.encode("utf-8", "surrogateescape")
 
 
+def decode_id(job_id: bytes) -> str:
+    """An id that a script named, as users see it."""
+    return job_id.decode("utf-8", "surrogateescape")
+
+
+def event_field(value: str | int | float | bool) -> str:
+    """A value of an event as it stands there: texts as they are, numbers and truth values as JSON has them."""
+    return value if isinstance(value, str) else encode_json(value, "field").decode()
+
+
 # -- jobs to be added --------------------------------------------------------------------------------------------------
 
 NewJob = tuple[bytes | str, ...]

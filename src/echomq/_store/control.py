@@ -1,13 +1,21 @@
-"""Controlling: pause and resume a queue, remove a job."""
+"""Controlling: pause and resume a queue; promote, retry, move, remove jobs; write events of the caller's own."""
 
 from __future__ import annotations
 
-from echomq._store.codec import id_out
-from echomq._store.codes import SCHEDULED, meaning
+from collections.abc import Mapping
+from datetime import datetime
+
+from echomq._store.codec import decode_id, duration_ms, event_field, id_out, moment_ms, state_in
+from echomq._store.codes import JOB_GONE, NOT_THERE, SCHEDULED, meaning
 from echomq._store.line import Line
-from echomq.errors import JobLocked, StateError
+from echomq.errors import JobLocked, JobNotFound, StateError
+from echomq.models import JobState
+from echomq.options import Duration
 
 _GONE, _SOME_CHILDREN_GONE, _RUNNING = 1, 2, 0
+
+_PLACES: dict[JobState, tuple[str, ...]] = {"waiting": ("wait", "paused")}
+"""Where the jobs of a state stand, if not under its own name: a list that BullMQ 5 paused with holds the older ones."""
 
 
 async def pause(line: Line) -> None:
@@ -40,3 +48,85 @@ async def remove(line: Line, job_id: str, *, children: bool) -> None:
     if code != _GONE:
         why = meaning(code) if code == SCHEDULED else f"code {code}"
         raise StateError(f"job {job_id!r} of queue {line.keys.queue!r} is not removed: {why}")
+
+
+async def promote(line: Line, job_id: str) -> None:
+    """Lets a delayed job run now. Raises StateError."""
+    await _change(line, "promote-9", job_id, (), "promoted", "delayed")
+
+
+async def change_delay(line: Line, job_id: str, *, delay: Duration | None, at: datetime | None) -> None:
+    """Gives a delayed job another due time. Raises StateError."""
+    args = ("" if delay is None else str(duration_ms(delay, "delay")), "" if at is None else str(moment_ms(at)))
+    await _change(line, "changeDelay-5", job_id, args, "given another delay", "delayed")
+
+
+async def change_priority(line: Line, job_id: str, priority: int, *, lifo: bool) -> None:
+    """Gives a job another priority, in whatever state it is. Raises JobNotFound."""
+    await _change(line, "changePriority-8", job_id, (str(priority), "1" if lifo else ""), "given another priority", "")
+
+
+async def retry(line: Line, job_id: str, *, reset_attempts: bool) -> None:
+    """Lets a job that has ended run again. Raises StateError."""
+    reset = "1" if reset_attempts else ""
+    await _change(line, "reprocessJob-10", job_id, (reset,), "run again", "failed or completed")
+
+
+async def _change(line: Line, script: str, job_id: str, args: tuple[str, ...], done: str, needed: str) -> None:
+    _, code, found = await line.call(script, (id_out(job_id), *args))
+    name = f"job {job_id!r} of queue {line.keys.queue!r}"
+    if code == JOB_GONE:
+        raise JobNotFound(f"{name} is not {done}: there is no such job; it was removed, or its retention removed it")
+    if code == NOT_THERE:
+        state = state_in(found)
+        where = "in no state" if state is None else state
+        raise StateError(f"{name} is not {done}: it is {where}, and must be {needed}", found=state)
+
+
+async def move_all(line: Line, origin: JobState) -> int:
+    """Moves all jobs of a state into the line, in steps. Gives how many."""
+    moved, cut, left = 0, "", 1
+    while left > 0:
+        _, count, left, cut = await line.call("moveJobsToWait-11", (origin, cut))
+        moved += count
+    return moved
+
+
+async def drain(line: Line, *, delayed: bool) -> int:
+    """Removes the jobs that wait, in steps, but not those that are added meanwhile. Gives how many."""
+    removed, since, counted = 0, "", ""
+    for place in ("paused", "wait", "prioritized", *(("delayed",) if delayed else ())):
+        again = True
+        while again:
+            skip, more, here = 0, 1, 0
+            while more:
+                args = (place, str(skip), since, counted)
+                _, count, skip, more, since, counted = await line.call("drain-9", args)
+                here += count
+            removed += here
+            again = here > 0 and skip > 0  # what was to stay may have been fetched, and others have moved up past us
+    return removed
+
+
+async def clean(line: Line, state: JobState, older_than: Duration, limit: int | None) -> list[str]:
+    """Removes the jobs of a state that are old enough, in steps. Gives their ids."""
+    removed: list[str] = []
+    grace, cut = str(duration_ms(older_than, "older_than")), ""
+    most = limit
+    for place in _PLACES.get(state, (state,)):
+        skip, more = 0, 1
+        while more and (most is None or most > 0):
+            args = (place, str(skip), cut, grace, "" if most is None else str(most))
+            _, ids, skip, more, cut = await line.call("cleanJobs-12", args)
+            removed += map(decode_id, ids)
+            if most is not None:
+                most -= len(ids)
+    return removed
+
+
+async def publish(line: Line, name: str, fields: Mapping[str, str | int | float | bool]) -> None:
+    """Writes an event of the caller's own."""
+    flat = [name]
+    for field, value in fields.items():
+        flat += (field, event_field(value))
+    await line.call("publishEvent-3", flat)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from echomq._store.codec import StoredJob, id_out, state_in, state_out
 from echomq._store.line import Line
@@ -24,6 +24,27 @@ async def counts(line: Line, states: Sequence[JobState]) -> dict[JobState, int]:
     reply = await line.read("getCounts-8", [state_out(state) for state in states])
     assert isinstance(reply, list)
     return dict(zip(states, reply, strict=True))  # type: ignore[arg-type]
+
+
+_PAGE = 100
+
+
+async def jobs(line: Line, state: JobState, *, newest_first: bool) -> AsyncIterator[StoredJob]:
+    """The jobs of a state, page by page, as they are when their page is read."""
+    if state == "waiting":
+        places = ["wait", "paused"] if newest_first else ["paused", "wait"]
+    else:
+        places = [state_out(state)]
+    for place in places:
+        start, passed = 0, 1
+        while passed:
+            args = (place, str(start), str(_PAGE), "1" if newest_first else "")
+            reply = await line.read("getRanges-8", args)
+            assert isinstance(reply, list)
+            passed = reply[0]  # type: ignore[assignment]
+            start += passed
+            for at in range(1, len(reply), 2):
+                yield StoredJob.from_reply(reply[at], reply[at + 1])  # type: ignore[arg-type]
 
 
 async def is_paused(line: Line) -> bool:

@@ -28,9 +28,12 @@ local function candidates(q, wanted)
 end
 
 --- How many jobs the rate window still admits, and the milliseconds until it opens again (0 if it is open).
-local function window(q, settings, limiter_max)
+local function window(q, settings, limiter_max, now)
   local max = settings.max or limiter_max
   if not max then
+    if settings.limited_until and now < settings.limited_until and redis.call("GET", q.limiter) == place.MANUAL then
+      return 0, math.max(redis.call("PTTL", q.limiter), 1), nil
+    end
     return math.huge, 0, nil
   end
   local used = tonumber(redis.call("GET", q.limiter) or "0") or 0
@@ -82,7 +85,7 @@ function M.run(q, settings, want, now, now_text, reply)
       place.mark(q.marker)
     end
   end
-  local admitted, limited_ms, max = window(q, settings, want.limiter_max)
+  local admitted, limited_ms, max = window(q, settings, want.limiter_max, now)
   local wanted = math.min(want.count, admitted)
   if limited_ms > 0 then
     flags = flags + M.LIMITED

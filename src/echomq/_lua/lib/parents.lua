@@ -116,6 +116,40 @@ function M.child_failed(parent, policy, child_key, reason, now, now_text)
   end
 end
 
+--- A child that had ended runs again: where its end is known, its parent waits for it once more (3.15).
+function M.child_runs_again(parent, child_key, from)
+  local known
+  if from == "completed" then
+    known = redis.call("HDEL", parent.key .. ":processed", child_key) == 1
+  else
+    known = redis.call("ZREM", parent.key .. ":unsuccessful", child_key) == 1
+      or redis.call("HDEL", parent.key .. ":failed", child_key) == 1
+  end
+  if known then
+    redis.call("SADD", parent.key .. ":dependencies", child_key)
+  end
+end
+
+--- A child is cleaned away (8.5, hard). True: the parent has nothing to wait for and is of the same queue, so it goes too.
+function M.child_cleaned(parent, child_key, base)
+  if redis.call("SREM", parent.key .. ":dependencies", child_key) == 0
+    or redis.call("SCARD", parent.key .. ":dependencies") > 0 then
+    return false
+  end
+  local q = parent.q
+  if redis.call("ZREM", q.waiting_children, parent.id) == 0 then
+    return false
+  end
+  if q.base == base then
+    return true
+  end
+  redis.call("RPUSH", q.wait, parent.id)
+  if not queue_meta.closed(parent.settings, q.active) then
+    place.mark(q.marker)
+  end
+  return false
+end
+
 --- A child is removed while it may still be pending: it is detached, and the parent released (8.5, soft).
 function M.child_removed(parent, child_key)
   if redis.call("SREM", parent.key .. ":dependencies", child_key) == 0

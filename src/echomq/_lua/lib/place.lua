@@ -5,6 +5,7 @@ local M = {}
 local CLASS = 4294967296   -- one priority's share of the score (5.2)
 local TICK = 4096          -- one millisecond's share of the score of a delayed job (5.1)
 M.CLASS, M.TICK = CLASS, TICK
+M.MANUAL = "9007199254740991"   -- what `limiter` holds under a limit that somebody set by hand (3.23)
 
 local function whole(number)
   return number == 1 and "1" or string.format("%.0f", number)   -- 1 is what most attempts are

@@ -14,14 +14,15 @@ local function whole(text)
   return nil
 end
 
---- paused, concurrency, max, duration (numbers or nil), max_events (text).
+--- paused, concurrency, max, duration, limited_until (numbers or nil), max_events (text).
 function M.read(meta)
-  local found = check.fields(meta, "paused", "concurrency", "max", "duration", "opts.maxLenEvents")
+  local found = check.fields(meta, "paused", "concurrency", "max", "duration", "opts.maxLenEvents", "limitedUntil")
   return {
     paused = found[1] and true or false,
     concurrency = whole(found[2]),
     max = whole(found[3]),
     duration = whole(found[4]),
+    limited_until = found[6] and whole(found[6]),   -- ours: the end of a limit set by hand
     max_events = found[5] and #found[5] < 16 and check.is_count(found[5]) and not string.find(found[5], "-", 1, true)
       and found[5] or DEFAULT_MAX_EVENTS,
     events_unset = not found[5],

@@ -279,7 +279,9 @@ local function put_back(kind, job_id, job_token, value, index, more)
   end
   if kind == "wait" then
     if value ~= "" then
-      redis.call("SET", limiter, "9007199254740991", "PX", value)
+      redis.call("SET", limiter, place.MANUAL, "PX", value)
+      settings.limited_until = now + tonumber(value)
+      redis.call("HSET", meta, "limitedUntil", place.whole(settings.limited_until))
     end
     return math.max(redis.call("PTTL", limiter), 0)
   end
