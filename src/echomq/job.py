@@ -352,12 +352,18 @@ class Job(Generic[R]):
         try:
             async with asyncio.timeout(0.5):
                 now = await self.refresh()
+                paused = await read.is_paused(self._home.line)
         except (TimeoutError, EchoMQError):
-            now = None
+            return "it was not cancelled"
         if now is None or now.state is None:
             return "it was not cancelled"
         if now.state in ("waiting", "prioritized"):
+            if paused:
+                return f"it is still {now.state}: the queue is paused, and runs nothing before its resume()"
             return f"it is still {now.state}: is a worker of this queue running?"
+        if now.state == "delayed":
+            again = "" if not now.attempts_started else "; a worker has put it off, and its log says why"
+            return f"it is delayed, by {now.delay:g} s, and runs when that is over{again}"
         return f"it is {now.state}, and goes on"
 
     def _outcome(self, ending: Ending) -> R:

@@ -25,6 +25,7 @@ from echomq import (
     ResultUnavailable,
     Unrecoverable,
 )
+from tests.support.wait import wait_until
 
 
 @dataclass
@@ -387,6 +388,33 @@ async def test_a_result_that_does_not_fit_says_so(app: EchoMQ) -> None:
     async with app.worker():
         with pytest.raises(ResultUnavailable, match="does not fit the type that the task says it returns"):
             await (await count.enqueue()).result(timeout=10)
+
+
+async def test_a_timeout_of_result_names_a_paused_queue_and_a_delay(app: EchoMQ) -> None:
+    @app.task(queue="held-up")
+    async def nobody() -> None: ...
+
+    queue = app.queue("held-up")
+    unknown = await queue.add("unknown")
+    async with app.worker("held-up"):
+        await wait_until_delayed(unknown)
+        with pytest.raises(
+            ResultTimeout, match=r"it is delayed, by 30 s, and .*; a worker has put it off, and its log"
+        ):
+            await unknown.result(timeout=0.05)
+    await queue.pause()
+    with pytest.raises(ResultTimeout, match="it is still waiting: the queue is paused"):
+        await (await nobody.enqueue()).result(timeout=0.05)
+    with pytest.raises(ResultTimeout, match=r"it is delayed, by 60 s, and runs when that is over$"):
+        await (await nobody.options(delay=60).enqueue()).result(timeout=0.05)
+
+
+async def wait_until_delayed(job: Job[object]) -> None:
+    async def is_delayed() -> bool:
+        now = await job.refresh()
+        return now is not None and now.state == "delayed"
+
+    await wait_until(is_delayed)
 
 
 async def test_a_timeout_of_result_says_where_the_job_is(app: EchoMQ) -> None:
