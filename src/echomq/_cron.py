@@ -251,6 +251,8 @@ def _unreadable(pattern: str, reason: str) -> InvalidOption:
 def _zone(name: str | None) -> tzinfo:
     if name is None:
         return _local_zone()
+    if name == "UTC":  # also where there are no time zones
+        return UTC
     try:
         return ZoneInfo(name)
     except (ValueError, OSError, LookupError):

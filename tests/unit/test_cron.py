@@ -6,6 +6,7 @@ Where the clocks change see also tests/property/test_cron_dst.py, and beside Nod
 from __future__ import annotations
 
 import time
+import zoneinfo
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -192,6 +193,15 @@ def test_a_time_that_never_comes_is_refused_at_once() -> None:
         with pytest.raises(InvalidOption):
             successor("0 0 31 2 *", datetime(2026, 1, 1, tzinfo=UTC), "Europe/Berlin")
     assert time.perf_counter() - start < 1
+
+
+def test_utc_needs_no_time_zone_data() -> None:
+    zoneinfo.reset_tzpath(to=[])
+    ZoneInfo.clear_cache()
+    try:
+        assert times("0 9 * * *", "2026-01-01", "UTC", 1) == ["2026-01-01T09:00:00"]
+    finally:
+        zoneinfo.reset_tzpath()
 
 
 @pytest.mark.parametrize("zone", ["Mars/Olympus", "", "../etc/passwd"])
