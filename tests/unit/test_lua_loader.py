@@ -114,8 +114,8 @@ def test_a_lane_script_answers_from_the_record_before_anything_else() -> None:
 
 
 def test_an_error_points_to_the_line_that_we_wrote() -> None:
-    found = made("a-0", "--- @use b\n\nerror('here')", b="local M = {}\n-- more\nreturn M")
-    line = 1 + found.source.splitlines().index("error('here')")
+    found = made("a-0", "--- @use b\n\nerror(b)", b="local M = {}\n-- more\nreturn M")
+    line = 1 + found.source.splitlines().index("error(b)")
     assert found.locate(f"ERR user_script:{line}: here script: f00, on @user_script:{line}.") == "scripts/a-0.lua:3"
     line = 1 + found.source.splitlines().index("-- more")
     assert found.locate(f"ERR user_script:{line}: there") == "lib/b.lua:2"

@@ -38,7 +38,7 @@ LANE_ARGS = ("lane", "number", "resent")
 _TAG = re.compile(r"^--- @(\w+)\s*(.*)$")
 _AT_LINE = re.compile(r"user_script:(\d+)")
 _FUNCTION = re.compile(r"(?:local )?function ((?:M\.)?\w+)\(")
-_CONSTANT = re.compile(r"""local (\w+) = (?:\d+|"[^"]*")(?:\s*--.*)?$""")
+_CONSTANT = re.compile(r"local (\w+) = (?:[^(){}]+|\{[^(){}]*\})(?:\s*--.*)?$")
 _WORD = re.compile(r"[A-Za-z_]\w*(?:\.\w+)?")
 _FIELDS = re.compile(r"^function (M\.\w+)\(|^(M\.\w+(?:, M\.\w+)*) = ", re.MULTILINE)
 _NEW_TABLE = "local M = {}"
@@ -230,32 +230,34 @@ def _parts(body: list[str]) -> list[_Part]:
 
 
 def _needed(ordered: list[str], libs: dict[str, _File], script_body: list[str]) -> dict[str, list[tuple[int, str]]]:
-    """The numbered lines of each library, without the functions and constants that this script does not reach.
+    """The numbered lines of the libraries, without what this script does not reach: libraries, functions and constants.
 
     A closure is made at each run of a script, whether it is called or not; with one job a call that counts.
     """
     left = {name: _parts(libs[name].body) for name in ordered}
-    lines: dict[str, dict[int, str]] = {}
-    named: dict[str, set[str]] = {}  # by each library, as far as it is needed
-    for name in ordered:
-        lines[name] = dict(enumerate(libs[name].body, start=1))
-        for part in left[name]:
-            for number in range(part.first, part.end):
-                del lines[name][number + 1]
-        named[name] = _words(lines[name].values())
-    everywhere = _words(script_body).union(*named.values())
-    reached = True
-    while reached:
-        reached = False
+    lines: dict[str, dict[int, str]] = {}  # of the libraries that are reached
+    named: dict[str, set[str]] = {}  # by each of them
+    everywhere = _words(script_body)
+
+    def reach(name: str, first: int, end: int, words: set[str]) -> None:
+        lines[name].update((at + 1, libs[name].body[at]) for at in range(first, end))
+        named[name] |= words
+        everywhere.update(words)
+
+    before = -1
+    while before != (before := sum(map(len, lines.values()))):
         for name in ordered:
-            for part in list(left[name]):
+            if name not in lines and any(word.partition(".")[0] == name for word in everywhere):
+                lines[name], named[name] = {}, set()
+                first = 0
+                for part in [*left[name], _Part("", len(libs[name].body), 0, set())]:
+                    reach(name, first, part.first, _words(libs[name].body[first : part.first]))
+                    first = part.end
+            for part in list(left[name]) if name in lines else ():
                 if part.name in named[name] or (part.name.startswith("M.") and name + part.name[1:] in everywhere):
-                    reached = True
                     left[name].remove(part)
-                    named[name] |= part.words
-                    everywhere |= part.words
-                    lines[name].update((at + 1, libs[name].body[at]) for at in range(part.first, part.end))
-    return {name: sorted(lines[name].items()) for name in ordered}
+                    reach(name, part.first, part.end, {part.name, *part.words})
+    return {name: sorted(lines[name].items()) for name in ordered if name in lines}
 
 
 def _with_room(body: list[tuple[int, str]]) -> list[tuple[int, str]]:
@@ -288,11 +290,11 @@ def assemble(name: str, parsed: _File, libs: dict[str, _File]) -> Script:
 
     generated(bindings)
     ordered = _resolve(uses, libs)
-    rare = _rare(ordered, libs, uses)
+    needed = _needed(ordered, libs, [*parsed.body, *(_LANE_PRELUDE.splitlines() if parsed.lane else [])])
+    rare = _rare(list(needed), libs, uses)
     if rare:
         generated(_RARE)
-    needed = _needed(ordered, libs, [*parsed.body, *(_LANE_PRELUDE.splitlines() if parsed.lane else [])])
-    for lib in ordered:
+    for lib in needed:
         generated(f"local {lib} = setmetatable({{ build = function()" if lib in rare else f"local {lib} = (function()")
         emit(_with_room(needed[lib]), libs[lib].path)
         generated("end }, RARE)" if lib in rare else "end)()")
