@@ -29,9 +29,10 @@ from echomq.errors import (
     UnsupportedServer,
 )
 from echomq.job import Job
-from echomq.models import JobOptions, JobState, Parent
-from echomq.options import Backoff, JobSpec, Keep, Limiter
+from echomq.models import JobOptions, JobState, Parent, ScheduleInfo
+from echomq.options import Backoff, Cron, Every, JobSpec, Keep, Limiter
 from echomq.queue import Queue
+from echomq.scheduler import JobScheduler
 from echomq.task import AsyncTask, PlainTask, Task
 from echomq.worker import Call, Worker
 
@@ -45,9 +46,11 @@ __all__ = [
     "Call",
     "Connection",
     "ConnectionLost",
+    "Cron",
     "EchoMQ",
     "EchoMQError",
     "EncodingError",
+    "Every",
     "InvalidOption",
     "Job",
     "JobFailed",
@@ -55,6 +58,7 @@ __all__ = [
     "JobNotFound",
     "JobOptions",
     "JobRemoved",
+    "JobScheduler",
     "JobSpec",
     "JobState",
     "Keep",
@@ -67,6 +71,7 @@ __all__ = [
     "ResultTimeout",
     "ResultUnavailable",
     "RetryLater",
+    "ScheduleInfo",
     "ServerError",
     "ServerUnavailable",
     "StaleCall",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Final, Literal, TypeAlias, get_args
 
 import msgspec
 
-from echomq.options import JSON, Backoff, Keep
+from echomq.options import JSON, Backoff, Keep, MissedRuns
 
 JobState: TypeAlias = Literal["waiting", "active", "delayed", "prioritized", "waiting_children", "completed", "failed"]
 """Where a job is in its life."""
@@ -49,3 +50,43 @@ class JobOptions(msgspec.Struct, frozen=True):
     remove_on_fail: Keep | None = None
     stack_trace_limit: int | None = None
     others: dict[str, JSON] = {}
+
+
+class ScheduleInfo(msgspec.Struct, frozen=True):
+    """A schedule as it was when it was read.
+
+    Attributes:
+        id: its id.
+        name, data, options: of the jobs that it makes.
+        next_run: the time of its next run; None while it is paused, and when it has no further one. (For a moment also while
+            its current run starts.)
+        iteration_count: how many runs it has made, the next one included.
+        paused: whether ``pause`` was called.
+        every: seconds between two runs, or None for a pattern.
+        offset: seconds by which its runs come after the whole multiples of ``every``.
+        pattern, tz: its cron pattern and the time zone that the pattern means; None for an interval. A pattern that another
+            program made may have no ``tz``: then it means the zone of the machine whose worker starts a run.
+        start, end: when it begins and ends, if that was said.
+        limit: how many runs it makes, if that was said.
+        missed: what becomes of runs that could not start in time: ``once``, ``skip`` or ``catch_up``.
+        grace: seconds that ``skip`` and ``catch_up`` go by.
+        spread: seconds over which its runs are spread.
+    """
+
+    id: str
+    name: str
+    data: JSON
+    options: JobOptions
+    next_run: datetime | None
+    iteration_count: int
+    paused: bool
+    every: float | None = None
+    offset: float | None = None
+    pattern: str | None = None
+    tz: str | None = None
+    start: datetime | None = None
+    end: datetime | None = None
+    limit: int | None = None
+    missed: MissedRuns = "once"
+    grace: float | None = None
+    spread: float = 0.0

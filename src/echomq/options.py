@@ -6,10 +6,11 @@ import math
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
 
+from echomq import _cron
 from echomq.errors import InvalidOption
 
 Duration: TypeAlias = float | timedelta
@@ -370,3 +371,68 @@ class Limiter(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         check_whole(self.max, "limiter max", least=1)
         msgspec.structs.force_setattr(self, "duration", to_seconds(self.duration, "limiter duration", least=0.001))
+
+
+class Every(msgspec.Struct, frozen=True):
+    """A schedule of one run each so many seconds, counted from the first: nothing moves with how long runs take.
+
+    Attributes:
+        interval: seconds, or a ``timedelta``; whole milliseconds.
+        offset: seconds after the whole multiples of the interval (since 1970, UTC). Left out, the first run is at once, and
+            the others keep in step with it.
+
+    Example:
+        >>> Every(timedelta(minutes=15), offset=60)      # one minute past each quarter of an hour
+        Every(interval=900.0, offset=60.0)
+    """
+
+    interval: Duration
+    offset: Duration | None = None
+
+    def __post_init__(self) -> None:
+        interval = _whole_ms(self.interval, "interval", least=0.001)
+        msgspec.structs.force_setattr(self, "interval", interval)
+        if self.offset is not None:
+            offset = _whole_ms(self.offset, "offset", least=0.0)
+            if offset >= interval:
+                raise InvalidOption(f"offset={shown(self.offset)}: must be less than the interval, {interval:g} s")
+            msgspec.structs.force_setattr(self, "offset", offset)
+
+
+def _whole_ms(value: Duration, name: str, *, least: float) -> float:
+    seconds = to_seconds(value, name, least=least)
+    if abs(seconds * 1000 - round(seconds * 1000)) > 1e-6:
+        raise InvalidOption(f"{name}={shown(value)}: must be whole milliseconds; round it, such as {round(seconds, 3)}")
+    return seconds
+
+
+class Cron(msgspec.Struct, frozen=True):
+    """A schedule of the times that a cron pattern names.
+
+    Attributes:
+        pattern: five fields (minute, hour, day of month, month, weekday), or six with the seconds first; or ``@daily`` and
+            its like.
+        tz: the time zone that the fields mean.
+
+    Raises:
+        InvalidOption: the pattern or the zone cannot be read.
+
+    Example:
+        >>> Cron("30 9 * * mon-fri", tz="Europe/Vienna")
+        Cron(pattern='30 9 * * mon-fri', tz='Europe/Vienna')
+    """
+
+    pattern: str
+    tz: str = "UTC"
+
+    def __post_init__(self) -> None:
+        for name, value in (("pattern", self.pattern), ("tz", self.tz)):
+            if not isinstance(value, str) or not value:
+                raise InvalidOption(f"{name}={shown(value)}: must be a text that is not empty")
+        _cron.successor(self.pattern, _FIRST_SLOT, self.tz)
+
+
+_FIRST_SLOT: Final = datetime(2026, 1, 1, tzinfo=UTC)
+
+MissedRuns: TypeAlias = Literal["once", "skip", "catch_up"]
+"""What becomes of runs of a schedule that could not start in time."""

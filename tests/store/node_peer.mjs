@@ -46,6 +46,7 @@ const operations = {
     const job = await open.queue.upsertJobScheduler(id, repeat, template);
     return job ? job.id : null;
   },
+  unschedule: async ({ id }) => open.queue.removeJobScheduler(id),
   async fetch({ token }) {
     const job = await open.worker.getNextJob(token, { block: false });
     return job ? { id: job.id, data: job.data } : null;

@@ -176,9 +176,9 @@ class ByScripts:
             next_ms = str(round(successor(repeat["pattern"], after, repeat.get("tz", "UTC")).timestamp() * 1000))
         for name in ("jobId", "delay", "timestamp", "prevMillis"):
             opts.pop(name, None)
-        every, offset = str(repeat.get("every", "")), str(repeat.get("offset", ""))
+        every = str(repeat.get("every", ""))
         stored = json.dumps(opts, separators=(",", ":"))
-        args = (job["rjk"], job_id, next_ms, every, offset, opts.get("priority", 0), stored)
+        args = (job["rjk"], job_id, next_ms, every, opts.get("priority", 0), stored, "", "", "", "")
         self.queue.run("advanceScheduler-15", *args)
 
     def _rule(self, target: str, option: Any) -> str:

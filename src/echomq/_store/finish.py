@@ -49,6 +49,19 @@ class Completed(Outcome, frozen=True):
         return ("completed", id_out(self.job_id), self.token, self.value, self.keep, more)
 
 
+class Skipped(Outcome, frozen=True):
+    """It was not run: it came so many seconds later than its schedule wants (docs/schedules.md)."""
+
+    late: float
+    keep: str
+
+    def wire(self) -> tuple[Argument, ...]:
+        why = f"not run: {self.late:.3f} s late"
+        said = ["skipped", "late", str(to_ms(self.late))]
+        more = pack({"fields": ["skipped", why], "said": said})
+        return ("completed", id_out(self.job_id), self.token, b"null", self.keep, more)
+
+
 class Failed(Outcome, frozen=True):
     """It raised, and there is no further attempt."""
 

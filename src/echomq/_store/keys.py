@@ -11,7 +11,7 @@ from echomq.options import check_queue_name
 # The names that scripts use in their headers, where they differ from the key's own suffix.
 _SUFFIXES = {"check_at": "stalled-check", "waiting_children": "waiting-children", "schedulers": "repeat"}
 
-_OURS = frozenset({"calls", "suspects"})
+_OURS = {"calls": "calls", "suspects": "suspects", "paused_schedulers": "paused-schedulers"}
 """Keys of our own: not under ``{prefix}:``, where other programs' maintenance would take them for jobs and delete them."""
 
 
@@ -53,7 +53,7 @@ class QueueKeys:
 
     def resolve(self, name: str) -> str:
         """The key that a script's header calls ``name``."""
-        return self.own_base + name if name in _OURS else self.base + _SUFFIXES.get(name, name)
+        return self.own_base + _OURS[name] if name in _OURS else self.base + _SUFFIXES.get(name, name)
 
     def client_name(self, suffix: str = "") -> str:
         """The name of a connection, by which ``getWorkers`` of any runtime finds it (protocol 11.2)."""

@@ -1,4 +1,8 @@
-"""Schedules: the next iteration is made when one starts, by the worker that starts it (protocol 3.24)."""
+"""Schedules: made, changed, paused and read here; their next iteration is made when one starts, by the worker that starts it.
+
+(Protocol 3.24.) A schedule is a hash of texts under BullMQ's names. Its iterations carry the rhythm in ``opts.repeat``, and
+there Node carries on what it does not know itself: ``missed``, ``grace`` and ``spread``.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,43 @@ import json
 import math
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from echomq import _cron
 from echomq._redis.wire import Argument, Reply
 from echomq._store.call import Lane, Patience
-from echomq._store.codec import StoredJob, moment_ms, to_moment
-from echomq.errors import InvalidOption
+from echomq._store.codec import (
+    NewJob,
+    RunOptions,
+    StoredJob,
+    decode_json,
+    decode_opts,
+    duration_ms,
+    encode_json,
+    encode_spec,
+    id_out,
+    moment_ms,
+    public_options,
+    to_moment,
+)
+from echomq._store.line import Added, Line
+from echomq.errors import BrokenKey, InvalidOption, StateError
+from echomq.models import ScheduleInfo
+from echomq.options import Cron, Duration, Every, JobSpec, MissedRuns
 
-_ADVANCE = "advanceScheduler-15"
-_FROM_SCRIPT = ("jobId", "delay", "timestamp", "prevMillis")
-_TAKEN = 2
+_ADVANCE, _UPSERT, _GET = "advanceScheduler-15", "upsertScheduler-16", "getSchedulers-2"
+_PAUSE, _REMOVE = "pauseScheduler-13", "removeScheduler-6"
+_GOES_ON, _AGAIN, _PAUSED, _NONE_AT_ALL, _CHANGED = 1, 2, 3, 4, 5
+
+_FROM_SCRIPT: Final = ("jobId", "delay", "timestamp", "prevMillis")
+_NOT_OF_A_TEMPLATE: Final = (*_FROM_SCRIPT, "repeat", "repeatJobKey", "de", "parent")
 _TRIES = 32
+_CHUNK = 100
+_ALWAYS: Final = 2**53 - 1
+"""How far back slots are caught up with where nobody said so: any number of milliseconds."""
+
+
+# -- by the worker -----------------------------------------------------------------------------------------------------
 
 
 class Schedules:
@@ -28,8 +57,11 @@ class Schedules:
         self._lane = lane
         self._turn = asyncio.Lock()
 
-    async def advance(self, job: StoredJob, patience: Patience) -> None:
+    async def advance(self, job: StoredJob, patience: Patience) -> float | None:
         """Makes the iteration that follows this job, if it is the current one of a schedule that goes on.
+
+        Returns:
+            How many seconds late the job is if its schedule skips runs that are so late; else None.
 
         Raises:
             InvalidOption: its pattern, time zone or end cannot be read.
@@ -37,31 +69,49 @@ class Schedules:
         scheduler_id = job.text(b"rjk")
         repeat = job.opts.raw.get("repeat")
         if scheduler_id is None:
-            return
+            return None
         if not isinstance(repeat, dict):
             repeat = {}
+        now = job.number(b"processedOn")  # the server's now, at the fetch
         count = int(_number(repeat.get("count")) or 0) + 1
         limit, end = _number(repeat.get("limit")), _instant_ms(repeat.get("endDate"))
-        now = job.number(b"processedOn")  # the server's now, at the fetch
-        if (limit is not None and count > limit) or (end is not None and now > end):
-            return
-        opts = {key: value for key, value in job.opts.raw.items() if key not in _FROM_SCRIPT}
+        if (limit is None or count <= limit) and (end is None or now <= end):
+            await self._next(job, scheduler_id, repeat, count, now, end, patience)
+        return _too_late(job, repeat, now)
+
+    async def _next(
+        self,
+        job: StoredJob,
+        scheduler_id: str,
+        repeat: dict[str, Any],
+        count: int,
+        now: int,
+        end: float | None,
+        patience: Patience,
+    ) -> None:
+        opts = {"attempts": 0, **{key: value for key, value in job.opts.raw.items() if key not in _FROM_SCRIPT}}
         opts["repeat"] = {**repeat, "count": count}
         opts["repeatJobKey"] = scheduler_id
         text = json.dumps(opts, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
-        every, offset = _number(repeat.get("every")), _number(repeat.get("offset"))
-        pattern, zone = repeat.get("pattern"), repeat.get("tz")
-        after = max(now, int(_number(job.opts.raw.get("prevMillis")) or 0))
+        pattern, zone, back = repeat.get("pattern"), repeat.get("tz"), _back(repeat)
+        after = max(now - (back or 0), int(_number(job.opts.raw.get("prevMillis")) or 0))
+        every, priority, spread = _number(repeat.get("every")), job.number(b"priority"), _number(repeat.get("spread"))
+        next_ms, from_ms = "", ""
         for _ in range(_TRIES):
-            next_ms = ""
             if isinstance(pattern, str):
                 after = _next_of(pattern, after, zone if isinstance(zone, str) else None)
                 next_ms = str(after)
-            args = (scheduler_id, job.id, next_ms, _text(every), _text(offset), str(job.number(b"priority")), text)
-            reply = await self._called(args, patience)
+            args: list[Argument] = [scheduler_id, id_out(job.id), next_ms, _text(every), str(priority), text]
+            reply = await self._called([*args, _text(back), _text(end), _text(spread), from_ms], patience)
             assert isinstance(reply, list)
-            if reply[1] != _TAKEN or not next_ms:
+            _, code, _, last = reply
+            if code != _AGAIN:
                 return
+            assert isinstance(last, bytes)
+            after, from_ms = int(last), "" if next_ms else last.decode()
+        raise InvalidOption(
+            f"the ids of its next slots are taken by other jobs, up to {to_moment(after)}: remove those jobs"
+        )
 
     async def _called(self, args: Sequence[Argument], patience: Patience) -> Reply:
         """A run may be cancelled at any moment; its call in the lane may not, and goes on behind a shield."""
@@ -73,7 +123,27 @@ class Schedules:
         return await asyncio.shield(asyncio.create_task(call(), name="echomq schedule"))
 
 
-def _next_of(pattern: str, after_ms: int, zone: str | None) -> int:
+def _too_late(job: StoredJob, repeat: dict[str, Any], now: int) -> float | None:
+    """Only a first start can be too late: a further one is the same run, begun in time."""
+    grace = _number(repeat.get("grace"))
+    if repeat.get("missed") != "skip" or grace is None or job.attempts_started > 1 or job.attempts_made > 0:
+        return None
+    _, _, slot = job.id.rpartition(":")
+    raw = job.opts.raw
+    delay = _number(raw.get("delay")) or 0  # with its share of a spread
+    due = (_number(raw.get("timestamp")) or 0) + delay if delay > 0 else float(slot) if slot.isdecimal() else now
+    return (now - due) / 1000 if now - due > grace else None
+
+
+def _back(repeat: dict[str, Any]) -> float | None:
+    """How many milliseconds before now the next slot may be; None: it must be in the future."""
+    if repeat.get("missed") != "catch_up":
+        return None
+    grace = _number(repeat.get("grace"))
+    return float(_ALWAYS) if grace is None else max(grace, 0.0)
+
+
+def _next_of(pattern: str, after_ms: float, zone: str | None) -> int:
     return moment_ms(_cron.successor(pattern, to_moment(after_ms), zone))
 
 
@@ -98,3 +168,300 @@ def _instant_ms(value: Any) -> float | None:
     if moment.tzinfo is None:
         raise InvalidOption(f"endDate {value!r} has no time zone")
     return float(moment_ms(moment))
+
+
+# -- by users ----------------------------------------------------------------------------------------------------------
+
+
+async def upsert(
+    line: Line,
+    scheduler_id: str,
+    rhythm: Every | Cron,
+    spec: JobSpec,
+    *,
+    start: datetime | None,
+    end: datetime | None,
+    limit: int | None,
+    immediately: bool,
+    missed: MissedRuns,
+    grace: Duration | None,
+    spread: Duration | None,
+) -> ScheduleInfo:
+    """Makes or changes a schedule. Options have been checked, apart from what depends on the server's time.
+
+    Raises:
+        InvalidOption: it would have no run at all.
+    """
+    name, data, opts = (_bytes(part) for part in encode_spec(spec)[:3])
+    template = decode_json(opts)
+    if not template.get("attempts"):
+        template.pop("attempts", None)  # as Node's templates have it
+    repeat: dict[str, Any] = {}
+    if isinstance(rhythm, Every):
+        repeat["every"] = duration_ms(rhythm.interval, "interval")
+        if rhythm.offset is not None:
+            repeat["offset"] = duration_ms(rhythm.offset, "offset")
+    else:
+        repeat |= {"pattern": rhythm.pattern, "tz": rhythm.tz}
+    for option, value in (
+        ("limit", limit),
+        ("startDate", None if start is None else moment_ms(start)),
+        ("endDate", None if end is None else moment_ms(end)),
+        ("missed", None if missed == "once" else missed),
+        ("grace", None if grace is None else duration_ms(grace, "grace")),
+        ("spread", duration_ms(spread, "spread") if spread else None),
+    ):
+        if value is not None:
+            repeat[option] = value
+    fields: dict[str, bytes] = {"name": name, **{key: _bytes(str(value)) for key, value in repeat.items()}}
+    if data != b"{}":
+        fields["data"] = data
+    if template:
+        fields["opts"] = encode_json(template, "options")
+    now = await _now(line)
+    if end is not None and moment_ms(end) <= now:
+        raise InvalidOption(f"end={end}: is in the past; remove the schedule instead, or give a later end")
+    return await _made(line, scheduler_id, fields, repeat, now, immediately=immediately)
+
+
+async def resume(line: Line, scheduler_id: str) -> ScheduleInfo | None:
+    """Lets a paused schedule go on, with its next slot from now on. None if there is no such schedule."""
+    for _ in range(_TRIES):
+        found = await _read(line, [scheduler_id])
+        _, flat, _, record = found[0]
+        if flat or not record:
+            return _info(scheduler_id, found[0])
+        fields = _fields_of(record, scheduler_id)
+        fields.pop("ic", None)
+        repeat: dict[str, Any] = {}
+        for key in ("pattern", "tz", "missed"):
+            if key in fields:
+                repeat[key] = fields[key].decode("utf-8", "replace")
+        for key in ("every", "offset", "limit", "startDate", "endDate", "grace", "spread"):
+            if (number := _number_of(fields.get(key))) is not None:
+                repeat[key] = number
+        if "pattern" in repeat:
+            repeat.pop("offset", None)
+        try:
+            return await _made(line, scheduler_id, fields, repeat, await _now(line), record=record)
+        except _ReadAgain:
+            continue
+    raise StateError(f"schedule {scheduler_id!r} is not resumed: others change it all the time")
+
+
+async def pause(line: Line, scheduler_id: str) -> bool:
+    """Lets no iteration of the schedule start; False if there is no such schedule."""
+    _, done = await line.call(_PAUSE, (id_out(scheduler_id),))
+    return bool(done)
+
+
+async def remove(line: Line, scheduler_id: str) -> bool:
+    """Removes a schedule; False if there was none."""
+    _, done = await line.call(_REMOVE, (id_out(scheduler_id),))
+    return bool(done)
+
+
+async def run_now(line: Line, scheduler_id: str) -> tuple[NewJob, Added] | None:
+    """Adds a job of the schedule's template, which the schedule does not notice. None if there is no such schedule."""
+    [(_, flat, _, record)] = await _read(line, [scheduler_id])
+    fields = _pairs(flat) if flat else _fields_of(record, scheduler_id) if record else None
+    if fields is None or "ic" not in fields:
+        return None
+    options = decode_opts(fields.get("opts", b"{}"))
+    opts = {"attempts": 0, **{key: value for key, value in options.raw.items() if key not in _NOT_OF_A_TEMPLATE}}
+    name, data = fields.get("name", id_out(scheduler_id)), fields.get("data", b"{}")
+    priority = str(public_options(options).priority)
+    new: NewJob = (name, data, encode_json(opts, "options"), "", "0", "", priority, "", "")
+    [added] = await line.add((new,))
+    return new, added
+
+
+async def get(line: Line, scheduler_id: str) -> ScheduleInfo | None:
+    """A schedule as it is now, or None."""
+    [found] = await _read(line, [scheduler_id])
+    return _info(scheduler_id, found)
+
+
+async def every_one(line: Line) -> list[ScheduleInfo]:
+    """All schedules, those that run next first."""
+    ids: dict[str, None] = {}
+    for command, key in (("ZSCAN", "schedulers"), ("HSCAN", "paused_schedulers")):
+        cursor: Argument = "0"
+        while True:
+            reply = await line.ask(command, line.keys.resolve(key), cursor, "COUNT", "500")
+            assert isinstance(reply, list)
+            cursor, pairs = reply  # type: ignore[assignment]
+            ids |= {one.decode("utf-8", "surrogateescape"): None for one in pairs[::2]}  # type: ignore[union-attr, index]
+            if cursor == b"0":
+                break
+    names = list(ids)
+    infos: list[ScheduleInfo] = []
+    for start in range(0, len(names), _CHUNK):
+        some = names[start : start + _CHUNK]
+        found = [_info(name, one) for name, one in zip(some, await _read(line, some), strict=True)]
+        infos.extend(one for one in found if one is not None)
+    return sorted(infos, key=lambda one: (one.next_run is None, one.next_run or to_moment(0), one.id))
+
+
+class _ReadAgain(Exception):
+    """A schedule is not as it was read any more."""
+
+
+async def _made(
+    line: Line,
+    scheduler_id: str,
+    fields: dict[str, bytes],
+    repeat: dict[str, Any],
+    now: int,
+    *,
+    immediately: bool = False,
+    record: bytes = b"",
+) -> ScheduleInfo:
+    pattern, zone, back = repeat.get("pattern"), repeat.get("tz"), _back(repeat)
+    priority = public_options(decode_opts(fields.get("opts", b"{}"))).priority
+    earliest = (_number(repeat.get("startDate")) or 0) - 1  # a start that is itself a slot is the first
+    after, next_ms = float(now), ""
+    flat = [part for pair in fields.items() for part in pair]
+    for _ in range(_TRIES):
+        if isinstance(pattern, str):
+            after = max(after, earliest)
+            next_ms = str(_next_of(pattern, after, zone))
+        reply = await line.call(
+            _UPSERT,
+            [
+                *(
+                    id_out(scheduler_id),
+                    next_ms,
+                    _text(after) if pattern else "",
+                    "1" if immediately else "",
+                    _text(back),
+                ),
+                *(str(priority), encode_json(repeat, "repeat"), record, *flat),
+            ],
+        )
+        _, code, slot, count, offset = reply
+        if code == _CHANGED:
+            raise _ReadAgain
+        if code == _NONE_AT_ALL:
+            raise InvalidOption(
+                f"schedule {scheduler_id!r} names no time between now (or its start) and its end: give a later end"
+            )
+        if code != _AGAIN:
+            now_fields = {**fields, "ic": count, **({"offset": offset} if offset else {})}
+            return _described(scheduler_id, now_fields, slot if code == _GOES_ON else b"", paused=code == _PAUSED)
+        if pattern:
+            after = max(float(slot), now - (back or 0))
+        else:
+            next_ms = slot.decode()
+    raise StateError(
+        f"schedule {scheduler_id!r} is not changed: the ids of its next slots are taken by other jobs (repeat:{scheduler_id}:…), "
+        f"up to {to_moment(int(slot))}; remove those jobs"
+    )
+
+
+async def _now(line: Line) -> int:
+    reply = await line.ask("TIME")
+    assert isinstance(reply, list)
+    seconds, micros = reply
+    return int(seconds) * 1000 + int(micros) // 1000  # type: ignore[arg-type]
+
+
+_Found = tuple[bytes, list[bytes], bytes, bytes]
+
+
+async def _read(line: Line, ids: Sequence[str]) -> list[_Found]:
+    reply = await line.read(_GET, [id_out(one) for one in ids])
+    assert isinstance(reply, list)
+    return [tuple(one) for one in reply]  # type: ignore[arg-type, misc]
+
+
+def _info(scheduler_id: str, found: _Found) -> ScheduleInfo | None:
+    slot, flat, waits, record = found
+    fields = _pairs(flat)
+    if "ic" in fields:
+        return _described(scheduler_id, fields, slot if waits else b"", paused=False)
+    if record:
+        return _described(scheduler_id, _fields_of(record, scheduler_id), b"", paused=True)
+    return None  # or a repeatable job of BullMQ 5 (protocol 13.2)
+
+
+def _pairs(flat: Sequence[bytes]) -> dict[str, bytes]:
+    parts = iter(flat)
+    return {name.decode("utf-8", "replace"): value for name, value in zip(parts, parts, strict=True)}
+
+
+def _fields_of(record: bytes, scheduler_id: str) -> dict[str, bytes]:
+    """The fields of a paused schedule."""
+    try:
+        fields = decode_json(record)["fields"]
+        return {name: value.encode("utf-8", "surrogateescape") for name, value in fields.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BrokenKey(
+            f"the record of the paused schedule {scheduler_id!r} cannot be read: {error}", code="BROKEN"
+        ) from None
+
+
+def _described(scheduler_id: str, fields: dict[str, bytes], slot: bytes, *, paused: bool) -> ScheduleInfo:
+    numbers = {name: _number_of(fields.get(name)) for name in _NUMBERS}
+    texts = {name: _decoded(fields.get(name)) for name in ("name", "pattern", "tz", "missed")}
+    start, end = numbers["startDate"], numbers["endDate"]
+    missed: MissedRuns = "once"
+    if texts["missed"] == "skip" or texts["missed"] == "catch_up":
+        missed = "skip" if texts["missed"] == "skip" else "catch_up"
+    return ScheduleInfo(
+        id=scheduler_id,
+        name=texts["name"] or scheduler_id,
+        data=_data_of(fields.get("data", b"{}")),
+        options=public_options(_options_of(fields.get("opts", b"{}"))),
+        next_run=to_moment(int(slot)) if slot else None,
+        iteration_count=numbers["ic"] or 0,
+        paused=paused,
+        every=_seconds(numbers["every"]),
+        offset=_seconds(numbers["offset"]) if numbers["every"] else None,
+        pattern=texts["pattern"],
+        tz=texts["tz"],
+        start=None if start is None else to_moment(start),
+        end=None if end is None else to_moment(end),
+        limit=numbers["limit"],
+        missed=missed,
+        grace=_seconds(numbers["grace"]),
+        spread=_seconds(numbers["spread"]) or 0.0,
+    )
+
+
+_NUMBERS: Final = ("ic", "every", "offset", "limit", "startDate", "endDate", "grace", "spread")
+_LATEST: Final = 4_000_000_000_000  # a moment, in milliseconds, that Python can still write
+
+
+def _number_of(text: bytes | None) -> int | None:
+    try:
+        number = float(text or b"nan")
+    except ValueError:
+        return None
+    return int(number) if 0 <= number <= _LATEST else None
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def _decoded(text: bytes | None) -> str | None:
+    return None if text is None else text.decode("utf-8", "replace")
+
+
+def _data_of(text: bytes) -> Any:
+    try:
+        return decode_json(text)
+    except ValueError:  # somebody's hand: show what is there
+        return text.decode("utf-8", "replace")
+
+
+def _options_of(text: bytes) -> RunOptions:
+    try:
+        return decode_opts(text)
+    except ValueError:
+        return RunOptions(raw={})
+
+
+def _bytes(text: bytes | str) -> bytes:
+    return text.encode() if isinstance(text, str) else text

@@ -26,7 +26,7 @@ from echomq._worker.pump import Pump
 from echomq._worker.retry import Retries
 from echomq._worker.run import Runner
 from echomq._worker.stalled import Sweeper
-from echomq.errors import ConnectionLost, EchoMQError, ServerUnavailable
+from echomq.errors import ConnectionLost, EchoMQError, InvalidOption, ServerUnavailable, Unrecoverable
 from echomq.options import BackoffStrategy, Keep
 
 _AFTER_CANCEL = 1.0
@@ -268,7 +268,7 @@ class Crew:
     async def _try_to_settle(self) -> list[Held] | None:
         """The jobs that are lost, or None if the server cannot say yet."""
         held = [one for one in self._table.all() if one.hold is not Hold.LOST]
-        triples = [(one.job.id, one.token, one.starts) for one in held]
+        triples = [(one.job.id, one.token, one.run) for one in held]
         before = lasting()
         try:
             lost = set(await extend_locks_now(self._commands, self._keys, triples, self._plan.lock_duration))
@@ -288,9 +288,12 @@ class Crew:
                 one.renewed_at = max(one.renewed_at, before)
         return [one for one in held if one.job.id in lost]
 
-    async def _advance(self, job: StoredJob) -> None:
+    async def _advance(self, job: StoredJob) -> float | None:
         try:
-            await self._schedules.advance(job, Patience(math.inf, self._settle))
+            return await self._schedules.advance(job, Patience(math.inf, self._settle))
+        except InvalidOption as error:  # its schedule ends here, and somebody must see it
+            raise Unrecoverable(f"schedule {job.text(b'rjk')!r} has no next run: {error}") from None
         except EchoMQError as error:
             # The iteration that runs is not to blame, and runs; but without its successor the schedule ends: say so loudly.
             logger.error("the next iteration of schedule %s was not made: %s", job.text(b"rjk"), error)
+            return None

@@ -10,7 +10,7 @@ from types import TracebackType
 
 from echomq import errors
 from echomq._store.codec import RunOptions, StoredJob, encode_json, keep_rule
-from echomq._store.finish import Completed, Delayed, Failed, GivenBack, Outcome, RateLimited, Retry
+from echomq._store.finish import Completed, Delayed, Failed, GivenBack, Outcome, RateLimited, Retry, Skipped
 from echomq._worker.held import Held
 from echomq.options import KEEP_COMPLETED, KEEP_FAILED, Keep, to_seconds
 
@@ -73,6 +73,10 @@ class Ends:
         stacktrace = traces if traces is not None else encode_json(held.job.stacktrace(), "stacktrace")
         keep = options.keep_failed or self.rule_failed
         return Failed(held.job.id, held.token, reason, stacktrace, keep, options.attempts)
+
+    def skipped(self, held: Held, options: RunOptions, late: float) -> Outcome:
+        """It is not run: its schedule skips what comes so many seconds late."""
+        return Skipped(held.job.id, held.token, late, options.keep_completed or self.rule_completed)
 
     def without_result(self, held: Held, outcome: Outcome, reason: str) -> Outcome | None:
         """In place of an outcome whose result is more than a server takes. None: it is not the result."""

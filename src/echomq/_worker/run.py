@@ -18,8 +18,9 @@ from echomq._worker.outcome import Ends, users_part
 Call = Callable[[Held], Awaitable[Any]]
 """Calls the user's handler for a job; given by the worker, which knows handlers and executors."""
 
-Advance = Callable[[StoredJob], Awaitable[None]]
-"""Makes a schedule's next iteration; before the handler, so that it does not depend on how the handler ends (protocol 3.24)."""
+Advance = Callable[[StoredJob], Awaitable[float | None]]
+"""Makes a schedule's next iteration; before the handler, so that it does not depend on how the handler ends (protocol 3.24).
+Says how many seconds late this one is, if it is not to run for that."""
 
 _NO_OPTIONS = RunOptions(raw={})
 _NOT_OURS = (Hold.LOST, Hold.ENDED)
@@ -49,7 +50,13 @@ class Runner:
             return self._not_run(held, options, deferred.decode("utf-8", "replace"))
         try:
             if b"rjk" in job.fields:
-                await self._advance(job)
+                late = await self._advance(job)
+                if late is not None and held.hold not in _NOT_OURS:
+                    logger.warning(
+                        "job %s (%s) is %.3f s late and is skipped, as its schedule wants", job.id, job.name, late,
+                        extra=about(self._queue, job.id, job.name),
+                    )  # fmt: skip
+                    return self._ends.skipped(held, options, late)
             value = await self._called(held)
         except asyncio.CancelledError as error:
             if held.hold is Hold.STOPPED or (held.hold is Hold.RUNNING and self._all_cancelled()):

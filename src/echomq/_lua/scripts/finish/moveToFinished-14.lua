@@ -26,8 +26,8 @@
 --- @returns now, a code for each outcome (0 and above: done; a text: BROKEN, why nothing changed, or STORED, but what was left undone), flags, milliseconds of a rate limit, next due time, ids without a job to run, then id and hash of each job
 
 -- An outcome is six arguments: kind, id, token, value, retention rule, more (packed, or "").
---   completed  value: the result as JSON            more.fields
---   failed     value: the reason                    more.fields, more.attempts
+--   completed  value: the result as JSON            more.fields, more.said
+--   failed     value: the reason                    more.fields, more.attempts, more.said
 --   retry      to where it waits, at once           more.fields, more.lifo
 --   delayed    value: milliseconds                  more.fields, more.skip (no attempt is counted)
 --   wait       to the front, rate limited           value: milliseconds of a limit to set, or ""
@@ -137,7 +137,7 @@ local function look_aside(what, look, ...)
   undone = (undone and undone .. "; " or "") .. what .. ": " .. found
 end
 
-local function finish(kind, job_id, job_token, value, index, rule, fields, attempts)
+local function finish(kind, job_id, job_token, value, index, rule, fields, attempts, said)
   local key = base .. job_id
   undone = nil
   local job = check.fields(key, "name", "atm", "parentKey", "deid", "attemptsMade")
@@ -194,6 +194,9 @@ local function finish(kind, job_id, job_token, value, index, rule, fields, attem
       place.mark_delayed(delayed, marker)
     end
     has_children = has_children or unique.payload ~= nil
+  end
+  if said then   -- an event of ours that says why it ended so: its name and fields, flat
+    redis.call("XADD", events, "*", "event", said[1], "jobId", job_id, unpack(said, 2))
   end
   if kind == "completed" then
     if parent then
@@ -295,7 +298,7 @@ local function end_run(at, index)
   local more = ARGV[at + 5] ~= "" and cmsgpack.unpack(ARGV[at + 5]) or nothing_more
   if kind == "completed" or kind == "failed" then
     return finish(kind, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], index, rule_of(ARGV[at + 4]), more.fields,
-      more.attempts or 0)
+      more.attempts or 0, more.said)
   end
   return put_back(kind, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], index, more)
 end

@@ -1,0 +1,283 @@
+"""``JobScheduler``: jobs that come again and again."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from itertools import pairwise
+from typing import Any, Final, Self, get_args
+
+from echomq import _cron
+from echomq._store import schedule
+from echomq._store.codec import StoredJob
+from echomq._store.home import Home
+from echomq._store.keys import QueueKeys
+from echomq.connection import Connection
+from echomq.errors import InvalidOption, StateError
+from echomq.job import Job
+from echomq.models import ScheduleInfo
+from echomq.options import Cron, Duration, Every, JobSpec, MissedRuns, check_moment, check_whole, shown, to_seconds
+from echomq.queue import Queue
+
+MAX_SCHEDULE_ID: Final = 500
+DEFAULT_GRACE: Final = 60.0
+
+_NOT_IN_A_TEMPLATE: Final = {
+    "job_id": "each run has an id of its own, of the schedule and its time",
+    "delay": "the schedule says when it runs",
+    "at": "the schedule says when it runs",
+    "timestamp": "each run is made when the one before it starts",
+    "deduplication": "a schedule makes each run once, by itself",
+    "unique_by": "a schedule makes each run once, by itself",
+}
+
+
+class JobScheduler:
+    """The schedules of a queue.
+
+    They live on the server. Whichever worker starts a run makes the next one, so no process need stay up for them, and it
+    does not matter how many workers there are.
+
+    Leave it with ``async with``, or call ``close()``; made from a ``Queue``, it uses that queue's connection and need not be
+    closed.
+
+    Args:
+        queue: its name, or a ``Queue``.
+        connection: a ``Connection`` to share, or a URL; left out, ``ECHOMQ_URL``.
+        prefix, hash_tag: as for ``Queue``.
+
+    Example:
+        >>> async with JobScheduler("reports", connection="redis://localhost:6379/0") as scheduler:
+        ...     await scheduler.upsert("daily", Cron("30 9 * * *", tz="Europe/Vienna"), JobSpec("report", {"of": "yesterday"}))
+    """
+
+    def __init__(
+        self,
+        queue: str | Queue,
+        *,
+        connection: Connection | str | None = None,
+        prefix: str = "emq",
+        hash_tag: bool | None = None,
+    ) -> None:
+        self._borrowed = isinstance(queue, Queue)
+        if isinstance(queue, Queue):
+            if connection is not None:
+                raise InvalidOption("connection: leave it out when you pass a Queue, whose connection is used")
+            self._home = queue._home
+        else:
+            self._home = Home(Connection.of(connection), QueueKeys.of(queue, prefix=prefix, hash_tag=hash_tag))
+
+    def __repr__(self) -> str:
+        return f"<JobScheduler of {self._home.keys.queue} at {self._home.connection.where}>"
+
+    @property
+    def queue(self) -> str:
+        """The name of its queue."""
+        return self._home.keys.queue
+
+    async def upsert(
+        self,
+        schedule_id: str,
+        rhythm: Every | Cron,
+        job: JobSpec,
+        *,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        limit: int | None = None,
+        immediately: bool = False,
+        missed: MissedRuns = "once",
+        grace: Duration | None = None,
+        spread: Duration | None = None,
+    ) -> ScheduleInfo:
+        """Makes a schedule, or changes the one of this id.
+
+        Call it at each start of your program: the same call again changes nothing, from however many processes at once.
+
+        A run that waits gets the new template; with a new rhythm it is replaced by the new rhythm's first run. A paused
+        schedule is changed and stays paused.
+
+        Args:
+            schedule_id: an id of your own, without ``:``, at most 500 characters.
+            rhythm: ``Every(60)``, whose first run is at once unless it has an offset; or ``Cron("30 9 * * *", tz=…)``.
+            job: what to run: name, data and options, such as ``task.spec(…)`` gives.
+            start: no run before this moment (an aware ``datetime``); an interval's first run is at it.
+            end: no run after this moment.
+            limit: how many runs it makes in all, over all its changes.
+            immediately: for a new pattern: one run now, then those that it names.
+            missed: what becomes of runs that could not start in time, because no worker was there, the queue was paused, or
+                other jobs came first. ``once``: the run that waits runs late, then the next in the future. ``skip``: a run
+                that starts more than ``grace`` late is not run; it completes with None. ``catch_up``: all runs are
+                made up for, oldest first.
+            grace: seconds. For ``skip``: how late a run may start (60). For ``catch_up``: how far back missed runs are
+                made up for; left out, without end.
+            spread: seconds. Each run is due at its time plus a share of this window, so that schedules of one time do not
+                start together. Must be shorter than the time between two runs.
+
+        Raises:
+            InvalidOption: an option breaks a rule. EncodingError: the data has no JSON form; says where.
+            StateError: jobs that stand in its way take the ids of its runs.
+            ServerUnavailable: nothing was changed. ConnectionLost: it may have been changed; call it again.
+
+        Example:
+            >>> await scheduler.upsert("sweep", Every(60), sweep.spec(), missed="skip", grace=10)
+        """
+        _check_id(schedule_id)
+        _check_template(job)
+        if not isinstance(rhythm, (Every, Cron)):
+            raise InvalidOption(
+                f"rhythm={shown(rhythm)}: must be an Every or a Cron, such as Every(60) or Cron('@daily')"
+            )
+        for name, moment in (("start", start), ("end", end)):
+            if moment is not None:
+                check_moment(moment, name)
+        if start is not None and end is not None and end <= start:
+            raise InvalidOption(f"end={shown(end)}: must be after start={shown(start)}")
+        if limit is not None:
+            check_whole(limit, "limit", least=1, most=10**12)
+        if immediately and (start is not None or (isinstance(rhythm, Every) and rhythm.offset is not None)):
+            raise InvalidOption("immediately=True: a first run now and a start or an offset exclude one another")
+        if missed not in get_args(MissedRuns):
+            raise InvalidOption(f"missed={shown(missed)}: must be 'once', 'skip' or 'catch_up'")
+        if grace is not None:
+            to_seconds(grace, "grace")
+            if missed == "once":
+                raise InvalidOption("grace: means something with missed='skip' or missed='catch_up' only")
+        elif missed == "skip":
+            grace = DEFAULT_GRACE
+        if spread is not None:
+            _check_spread(to_seconds(spread, "spread"), rhythm)
+        return await schedule.upsert(
+            self._home.line, schedule_id, rhythm, job, start=start, end=end, limit=limit, immediately=immediately,
+            missed=missed, grace=grace, spread=spread,
+        )  # fmt: skip
+
+    async def get(self, schedule_id: str) -> ScheduleInfo | None:
+        """A schedule as it is now, paused or not; None if there is none of this id.
+
+        Raises:
+            ServerUnavailable: the server could not be asked.
+        """
+        return await schedule.get(self._home.line, _check_text(schedule_id))
+
+    async def list(self) -> list[ScheduleInfo]:
+        """All schedules of the queue, those that run next first; paused and ended ones last.
+
+        Raises:
+            ServerUnavailable: the server could not be asked.
+        """
+        return await schedule.every_one(self._home.line)
+
+    async def remove(self, schedule_id: str) -> bool:
+        """Removes a schedule. A run that is due already, or runs, is not touched.
+
+        Returns:
+            False if there was none of this id.
+
+        Raises:
+            ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+        """
+        return await schedule.remove(self._home.line, _check_text(schedule_id))
+
+    async def pause(self, schedule_id: str) -> None:
+        """No further run of it starts until ``resume``; one that runs goes on. Pausing again does nothing.
+
+        A run that is due and that no worker has started yet is dropped.
+
+        Raises:
+            StateError: there is no schedule of this id.
+            ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+        """
+        if not await schedule.pause(self._home.line, _check_text(schedule_id)):
+            raise self._missing(schedule_id)
+
+    async def resume(self, schedule_id: str) -> ScheduleInfo:
+        """Lets a paused schedule go on with its next time from now on, in step with before.
+
+        What would have run meanwhile is not made up for. Resuming again does nothing.
+
+        Raises:
+            StateError: there is no schedule of this id.
+            ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+        """
+        found = await schedule.resume(self._home.line, _check_text(schedule_id))
+        if found is None:
+            raise self._missing(schedule_id)
+        return found
+
+    async def run_now(self, schedule_id: str) -> Job[Any]:
+        """Adds a job of the schedule's template, to run at once, whether the schedule is paused or not.
+
+        The schedule itself does not move, and the job does not count among its runs.
+
+        Raises:
+            StateError: there is no schedule of this id.
+            ServerUnavailable: the job was not added. ConnectionLost: it may have been added, or not.
+        """
+        made = await schedule.run_now(self._home.line, _check_text(schedule_id))
+        if made is None:
+            raise self._missing(schedule_id)
+        new, added = made
+        state = "waiting" if new[6] == "0" else "prioritized"
+        return Job(StoredJob.from_new(added.job_id, new, added.at), self._home, state)  # type: ignore[arg-type]
+
+    async def close(self) -> None:
+        """Waits for the calls under way, then lets the connection go; a ``Queue``'s it leaves to that."""
+        if not self._borrowed:
+            await self._home.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    def _missing(self, schedule_id: str) -> StateError:
+        return StateError(f"queue {self.queue!r} has no schedule {schedule_id!r}")
+
+
+def _check_text(schedule_id: str) -> str:
+    if not isinstance(schedule_id, str) or not schedule_id:
+        raise InvalidOption(f"schedule_id={shown(schedule_id)}: must be a text that is not empty")
+    return schedule_id
+
+
+def _check_id(schedule_id: str) -> None:
+    _check_text(schedule_id)
+    if ":" in schedule_id:
+        raise InvalidOption(
+            f"schedule_id={shown(schedule_id)}: must not contain ':', which separates it from the time in a run's id; use '-'"
+        )
+    if len(schedule_id) > MAX_SCHEDULE_ID:
+        raise InvalidOption(
+            f"schedule_id={shown(schedule_id)}: has {len(schedule_id)} characters; at most {MAX_SCHEDULE_ID} are allowed"
+        )
+    try:
+        schedule_id.encode()
+    except UnicodeEncodeError:
+        raise InvalidOption(
+            f"schedule_id={shown(schedule_id)}: holds a lone surrogate, which has no UTF-8 form; remove it"
+        ) from None
+
+
+def _check_template(job: JobSpec) -> None:
+    if not isinstance(job, JobSpec):
+        raise InvalidOption(
+            f"job={shown(job)}: must be a JobSpec, such as JobSpec('report', {{'of': 'yesterday'}}) or task.spec(…)"
+        )
+    for option, why in _NOT_IN_A_TEMPLATE.items():
+        if getattr(job, option, None) is not None:
+            raise InvalidOption(f"{option}={shown(getattr(job, option))}: not for a scheduled job: {why}; leave it out")
+
+
+def _check_spread(spread: float, rhythm: Every | Cron) -> None:
+    if isinstance(rhythm, Every):
+        distance = to_seconds(rhythm.interval, "interval")
+    else:
+        times = [_FROM]
+        for _ in range(50):
+            times.append(_cron.successor(rhythm.pattern, times[-1], rhythm.tz))
+        distance = min((later - sooner).total_seconds() for sooner, later in pairwise(times[1:]))
+    if spread >= distance:
+        raise InvalidOption(f"spread={spread:g}: must be shorter than the time between two runs, {distance:g} s")
+
+
+_FROM: Final = datetime.fromisoformat("2026-01-01T00:00:00+00:00")
