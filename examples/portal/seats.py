@@ -58,6 +58,8 @@ class Audit:
         over_limit: roster rows beyond a course's seats.
         torn: a seat, a roster row or a fact that stands there without the others.
         lost: asked for, and neither seated nor turned away from a full course.
+        already_enrolled: asked for again, for a learner who has the seat: a good row of the roster, and no effect.
+        course_full: asked for, and turned away from a full course.
     """
 
     effects: int
@@ -65,6 +67,8 @@ class Audit:
     over_limit: int
     torn: int
     lost: int
+    already_enrolled: int
+    course_full: int
 
     @property
     def is_clean(self) -> bool:
@@ -118,12 +122,9 @@ class Seats:
         """Compares what was asked for, learner and course, with what is there. It trusts no counter and no queue."""
         with self._transaction() as db:
             # Nobody gives a seat back, so who was turned away from a course that has seats left was turned away wrongly.
-            settled = set(
-                db.execute(
-                    "SELECT learner, course FROM roster UNION "
-                    "SELECT learner, course FROM turned_away NATURAL JOIN courses WHERE taken = seats"
-                )
-            )
+            seated = set(db.execute("SELECT learner, course FROM roster"))
+            away = set(db.execute("SELECT learner, course FROM turned_away NATURAL JOIN courses WHERE taken = seats"))
+            rows = list(asked)
             return Audit(
                 effects=_number(db, "SELECT count(*) FROM facts"),
                 duplicate_effects=_number(
@@ -147,7 +148,9 @@ class Seats:
                     db,
                     "SELECT count(*) FROM facts LEFT JOIN roster USING (course, learner) WHERE roster.course IS NULL",
                 ),
-                lost=sum((learner, course) not in settled for learner, course in asked),
+                lost=sum(row not in seated and row not in away for row in rows),
+                already_enrolled=sum(row in seated for row in rows) - len(seated.intersection(rows)),
+                course_full=sum(row in away and row not in seated for row in rows),
             )
 
     def is_being_written(self) -> bool:

@@ -47,6 +47,7 @@ def test_nothing_is_lost_but_by_the_plain_list() -> None:
     assert report["seed"] == 7
     assert [report[name] for name in ("duplicate_effects", "over_limit", "torn", "lost", "failed")] == [0] * 5
     assert 0 < report["effects"] < 600
+    assert report["effects"] + report["already_enrolled"] + report["course_full"] == 600
     assert report["naive_kills"] >= 2
     assert 0 < report["naive_lost"] <= report["naive_kills"]
     assert 0 < report["seconds"] < 55
@@ -58,6 +59,7 @@ def test_a_roster_and_a_server_of_the_user(server: Server, tmp_path: Path) -> No
     path.write_text("learner,course,seats\n1,redis,2\n2,redis,2\n2,redis,2\n3,redis,2\nx,redis,2\n")
     report = run_json("--input", str(path), "--url", server.tcp_url, "--workers", "1", "--kills", "1")
     assert (report["rows"], report["valid_rows"], report["effects"]) == (5, 4, 2)
+    assert report["already_enrolled"] + report["course_full"] == 2
     assert report["redelivered"] >= report["kills"]  # so few jobs may be done before the kill finds its worker at work
     assert server.cli("KEYS", "*") == [b"mine"]
 

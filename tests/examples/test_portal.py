@@ -18,7 +18,9 @@ from portal.seats import Audit, Seats
 LEARNERS = range(1, 41)
 COURSES = {"redis": 10, "lua": 25, "streams": 100}
 ASKED = [(learner, course) for learner in LEARNERS for course in COURSES]
-CLEAN = Audit(effects=10 + 25 + 40, duplicate_effects=0, over_limit=0, torn=0, lost=0)
+CLEAN = Audit(
+    effects=10 + 25 + 40, duplicate_effects=0, over_limit=0, torn=0, lost=0, already_enrolled=0, course_full=30 + 15
+)
 
 
 @pytest.fixture
@@ -44,7 +46,9 @@ def test_the_first_delivery_takes_the_seat_and_the_next_one_meets_the_guard(data
     with pytest.raises(LookupError, match="'latin'"):
         seats.enroll(7, "latin")
     assert seats.enroll(7, "redis") == "already_enrolled"  # the refusal left no transaction open
-    assert seats.audit([(7, "redis"), (8, "redis"), (7, "redis")]) == Audit(1, 0, 0, 0, 0)
+    assert seats.audit([(7, "redis"), (8, "redis"), (7, "redis")]) == Audit(
+        effects=1, duplicate_effects=0, over_limit=0, torn=0, lost=0, already_enrolled=1, course_full=1
+    )
     seats.close()
 
 
@@ -55,6 +59,8 @@ def test_threads_that_share_the_seats(database: Path) -> None:
     assert answers.count("enrolled") == CLEAN.effects
     assert seats.audit(ASKED) == CLEAN
     assert seats.audit(ASKED).is_clean
+    thrice = seats.audit(ASKED * 3)
+    assert (thrice.effects, thrice.already_enrolled, thrice.course_full) == (75, 150, 135)
     seats.close()
 
 
@@ -94,7 +100,8 @@ def test_the_audit_sees_what_is_wrong(database: Path, damage: str, found: dict[s
     db.close()
     audit = seats.audit(ASKED)
     seats.close()
-    wrong = {name: value for name, value in vars(audit).items() if value and name != "effects"}
+    rightful = {"effects", "already_enrolled", "course_full"}
+    wrong = {name: value for name, value in vars(audit).items() if value and name not in rightful}
     assert wrong == found
     assert not audit.is_clean
 

@@ -95,6 +95,8 @@ class Report:
         redelivered: how often a handler was called for a job beyond the first time.
         guarded: jobs whose seat was taken by a delivery of which the queue never heard; the next one met the guard.
         effects: seats taken, by the facts that were recorded.
+        already_enrolled: jobs of rows that ask again for a seat that the learner has.
+        course_full: jobs that came to a full course.
         duplicate_effects: facts beyond the first for the same learner and course.
         over_limit: roster rows beyond a course's seats.
         torn: a seat, a roster row or a fact without the others.
@@ -118,6 +120,8 @@ class Report:
     redelivered: int
     guarded: int
     effects: int
+    already_enrolled: int
+    course_full: int
     duplicate_effects: int
     over_limit: int
     torn: int
@@ -390,6 +394,8 @@ class Play:
             redelivered=self._crew.redelivered,
             guarded=self._crew.guarded,
             effects=audit.effects,
+            already_enrolled=audit.already_enrolled,
+            course_full=audit.course_full,
             duplicate_effects=audit.duplicate_effects,
             over_limit=audit.over_limit,
             torn=audit.torn,
@@ -415,6 +421,8 @@ def tell(report: Report, wish: Wish, story: Story) -> None:
             "jobs finished": (report.finished, ""),
             "delivered again": (report.redelivered, "never"),
             "effects (LearnerEnrolled)": (report.effects, ""),
+            "asked twice, already enrolled": (report.already_enrolled, ""),
+            "turned away, course full": (report.course_full, ""),
             "duplicate effects": (_fault(report.duplicate_effects), ""),
             "seats over limit": (_fault(report.over_limit), ""),
             "lost": (_fault(report.lost), _fault(report.naive_lost)),
