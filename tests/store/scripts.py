@@ -188,8 +188,16 @@ class Queue:
     ) -> list[Any]:
         return list(text(self.run("moveStalledJobsToWait-11", interval, most, confirm, step, **call)))
 
-    def extend(self, *jobs: tuple[str, str, int], lock: int = 30_000) -> list[str]:
-        flat = [one for job in jobs for one in job]
+    def run_of(self, job_id: str, starts: int | None = None) -> str:
+        """By what the job's present run is known; with another ``ats``, if it is given."""
+        found = text(self.client.execute_command("HMGET", self.base + job_id, "ats", "processedOn", "timestamp"))
+        return ":".join([str(starts) if starts is not None else found[0] or "", found[1] or "", found[2] or ""])
+
+    def extend(self, *jobs: tuple[str, str, int | str], lock: int = 30_000) -> list[str]:
+        """Jobs are id, token, and what ``run_of`` gave, or just the ``ats``."""
+        flat = []
+        for job_id, token, run in jobs:
+            flat += [job_id, token, self.run_of(job_id, run) if isinstance(run, int) else run]
         return list(text(self.run("extendLocks-2", lock, len(jobs), *flat)))
 
     def pause(self, **call: Any) -> list[Any]:

@@ -213,7 +213,7 @@ STEPS: dict[str, Step] = {
     "moveToFinished, again": lambda world: world.queue.finish(count=2, lane="again too", number=1, resent=True),
     "moveStalledJobsToWait": lambda world: world.queue.sweep(),
     "moveStalledJobsToWait, confirm": lambda world: world.queue.sweep(confirm=10),
-    "extendLocks": lambda world: world.queue.extend(*((f"a{n}", world.token, 1) for n in range(1, 10))),
+    "extendLocks": lambda world: world.queue.extend(*((f"a{n}", world.token, f"1:{T}:{T}") for n in range(1, 10))),
     "releaseLock": lambda world: world.queue.run("releaseLock-1", world.token, keys={"lock": "emq:{q}:a1:lock"}),
     "passMarkerOn": lambda world: world.queue.run("passMarkerOn-6"),
     "pause": lambda world: world.queue.pause(),

@@ -579,6 +579,36 @@ def test_30_a_job_without_lock_is_taken_again_only_by_its_last_starter(queue: Qu
     assert queue.get("1:lock") == queue.token
 
 
+@pytest.mark.parametrize("later", [0, 1])
+def test_30_a_job_added_anew_is_not_taken_by_a_run_of_the_former_one(queue: Queue, later: int) -> None:
+    queue.add(job_id="x")
+    queue.fetch()
+    old, run = queue.token, queue.run_of("x")
+    queue.command("DEL", "~x:lock")
+    assert queue.run("remove-5", "x", "")[1] == 1
+    assert queue.clock is not None
+    queue.clock += later
+    queue.add(job_id="x", timestamp=str(T + 1))
+    queue.fetch()
+    assert queue.get("x")["ats"] == "1"
+    queue.command("DEL", "~x:lock")
+    assert queue.extend(("x", old, run)) == ["x"]
+    assert queue.extend(("x", queue.token, queue.run_of("x"))) == []
+
+
+def test_30_a_start_that_was_taken_back_and_made_anew_is_another_run(queue: Queue) -> None:
+    queue.add()
+    queue.fetch()
+    old, run = queue.token, queue.run_of("1")
+    queue.finish(Outcome("back", "1", old, "1"))
+    assert queue.clock is not None
+    queue.clock += 1
+    queue.fetch()
+    assert queue.get("1")["ats"] == "1"
+    queue.command("DEL", "~1:lock")
+    assert queue.extend(("1", old, run)) == ["1"]
+
+
 def test_release_lock(queue: Queue) -> None:
     queue.add()
     queue.fetch()

@@ -546,6 +546,12 @@ class StoredJob:
         """Runs that began."""
         return self.number(b"ats")
 
+    @property
+    def run(self) -> bytes:
+        """What tells the run that a fetch began from every other of this id, also from those of a job added anew (extendLocks)."""
+        fields = self.fields
+        return b"%b:%b:%b" % (fields.get(b"ats", b""), fields.get(b"processedOn", b""), fields.get(b"timestamp", b""))
+
     def parent(self) -> Parent | None:
         """Whose child it is."""
         key = self.text(b"parentKey")

@@ -21,9 +21,9 @@ _MOST = 1000
 
 
 def extend_locks(
-    link: HeartbeatLink, keys: QueueKeys, held: Sequence[tuple[str, str, int]], lock_duration: float, timeout: float
+    link: HeartbeatLink, keys: QueueKeys, held: Sequence[tuple[str, str, bytes]], lock_duration: float, timeout: float
 ) -> list[str]:
-    """Renews the locks of (job id, token, attempts started); returns the ids that are lost. For the heartbeat's thread."""
+    """Renews the locks of (job id, token, ``StoredJob.run``); returns the ids that are lost. For the heartbeat's thread."""
     lost: list[str] = []
     for start in range(0, len(held), _MOST):
         args = [keys.base, "", *_extend_args(held[start : start + _MOST], lock_duration)]
@@ -33,7 +33,7 @@ def extend_locks(
 
 
 async def extend_locks_now(
-    link: Link, keys: QueueKeys, held: Sequence[tuple[str, str, int]], lock_duration: float
+    link: Link, keys: QueueKeys, held: Sequence[tuple[str, str, bytes]], lock_duration: float
 ) -> list[str]:
     """The same from the event loop, once an outage is over."""
     lost: list[str] = []
@@ -43,10 +43,10 @@ async def extend_locks_now(
     return lost
 
 
-def _extend_args(held: Sequence[tuple[str, str, int]], lock_duration: float) -> list[Argument]:
+def _extend_args(held: Sequence[tuple[str, str, bytes]], lock_duration: float) -> list[Argument]:
     args: list[Argument] = [str(to_ms(lock_duration)), str(len(held))]
-    for job_id, token, started in held:
-        args += (id_out(job_id), token, str(started))
+    for job_id, token, run in held:
+        args += (id_out(job_id), token, run)
     return args
 
 

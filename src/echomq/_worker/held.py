@@ -29,7 +29,7 @@ class Held:
     Attributes:
         job: as it was fetched.
         token: that its lock carries.
-        starts: its ``ats``, by which the server can tell our run from a later one.
+        run: by what the server can tell our run from every other.
         renewed_at: when its lock was last known to be renewed, on the lasting clock: the moment before that call was sent.
         hold: what we know.
         begun: whether its task has taken its first step: before that, a cancelled task would end without a word.
@@ -48,7 +48,7 @@ class Held:
         "job",
         "reason",
         "renewed_at",
-        "starts",
+        "run",
         "task",
         "thread",
         "token",
@@ -57,7 +57,7 @@ class Held:
     def __init__(self, job: StoredJob, token: str, renewed_at: float) -> None:
         self.job = job
         self.token = token
-        self.starts = job.attempts_started
+        self.run = job.run
         self.renewed_at = renewed_at
         self.hold = Hold.RUNNING
         self.begun = False

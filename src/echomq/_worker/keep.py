@@ -137,7 +137,7 @@ class Keeper:
 
     def _renew(self, held: Sequence[Held]) -> None:
         before = lasting()
-        triples = [(one.job.id, one.token, one.starts) for one in held]
+        triples = [(one.job.id, one.token, one.run) for one in held]
         lost = set(extend_locks(self._link, self._keys, triples, self._lock_duration, max(self._interval, 0.5)))
         for one in held:
             if one.job.id not in lost:

@@ -8,7 +8,9 @@
 --- @use check
 --- @returns the ids that are lost: another owns them, or they are no longer in active
 
--- A job is three arguments: id, its token, and the `ats` of the fetch that gave us the token.
+-- A job is three arguments: id, its token, and by what its run is known: the `ats`, `processedOn` and `timestamp` that the
+-- fetch returned which gave us the token. `ats` alone would not do: a job that was removed and added again begins anew, and
+-- so does one that was given back before its handler was called.
 check.list(active)
 check.set(stalled)
 local keys = {}
@@ -19,7 +21,7 @@ local locks = redis.call("MGET", unpack(keys))
 
 local here
 --- Whether a job without a lock is still ours: in active, and not started again since. The list is read once, if at all.
-local function still_ours(id, starts)
+local function still_ours(id, run)
   if not here then
     here = {}
     for _, active_id in ipairs(redis.call("LRANGE", active, "0", "-1")) do
@@ -29,8 +31,8 @@ local function still_ours(id, starts)
   if not here[id] then
     return false
   end
-  local found = redis.pcall("HGET", base .. id, "ats")
-  return found == starts
+  local found = redis.pcall("HMGET", base .. id, "ats", "processedOn", "timestamp")
+  return not found.err and (found[1] or "") .. ":" .. (found[2] or "") .. ":" .. (found[3] or "") == run
 end
 
 local lost, alive, renewed = {}, {}, {}
