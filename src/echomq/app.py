@@ -213,7 +213,7 @@ class EchoMQ:
 
         Args:
             queue: its name.
-            options: of the ``Worker``.
+            options: of the ``Worker``. Without ``concurrency`` it runs one job at a time.
         """
         return Worker(
             queue,

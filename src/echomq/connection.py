@@ -37,7 +37,7 @@ class Connection:
 
     Args:
         url: ``redis://``, ``rediss://`` (TLS) or ``unix://``, with user, password and database; or ``embedded://name``,
-            a server of your own that EchoMQ starts for you, whose data stay under that name; or ``embedded://memory``,
+            a server of your own that EchoMQ starts for you, whose data is kept under that name; or ``embedded://memory``,
             one that belongs to this process and keeps nothing. Left out: the environment variable ``ECHOMQ_URL``.
         call_timeout: seconds (or a ``timedelta``) that the server may take for a reply before the socket is given up.
         connect_timeout: seconds that connecting may take.

@@ -82,7 +82,7 @@ class ResultUnavailable(EchoMQError):
     """The job completed, but what its handler returned could not be encoded, or does not fit the type that was asked for."""
 
     def __init__(self, job_id: str, reason: str) -> None:
-        super().__init__(f"job {job_id!r} completed, but its result is not to be had: {reason}")
+        super().__init__(f"job {job_id!r} completed, but without a result that can be given: {reason}")
         self.job_id = job_id
         self.reason = reason
 

@@ -73,7 +73,7 @@ class Worker:
         route: in place of ``processor``: says what to call for each job.
         connection: a ``Connection`` or a URL; left out, ``ECHOMQ_URL``.
         prefix, hash_tag: as for ``Queue``.
-        concurrency: how many jobs may run at once.
+        concurrency: how many jobs may run at once: one, if it is left out.
         limiter: a rate limit, shared by the queue's workers.
         lock_duration: seconds after which a job whose worker is silent may be run by another.
         stalled_interval: seconds between looks for such jobs.
