@@ -177,7 +177,7 @@ def test_a_batch_of_every_kind_of_end(queue: Queue) -> None:
     assert taken.codes[6:] == [0, -6, -1]
     assert taken.ids == [], "job 6 has set a limit"
     assert taken.limited_ms > 0
-    queue.run("rateLimit-7", 0)
+    queue.run("rateLimit-8", 0)
     assert queue.fetch(2).ids == ["7", "6"]
     assert [queue.state(str(n)) for n in range(1, 9)] == [
         "unknown", "completed", "unknown", "waiting", "delayed", "active", "active", "active",

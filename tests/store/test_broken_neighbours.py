@@ -232,8 +232,8 @@ STEPS: dict[str, Step] = {
     "drain": lambda world: world.queue.run("drain-9", "wait", 0, "", ""),
     "cleanJobs": lambda world: world.queue.run("cleanJobs-12", "wait", 0, "", 0, ""),
     "cleanJobs, active": lambda world: world.queue.run("cleanJobs-12", "active", 0, "", 0, ""),
-    "setLimits": lambda world: world.queue.run("setLimits-6", "concurrency", 2000),
-    "rateLimit": lambda world: world.queue.run("rateLimit-7", 1000),
+    "setLimits": lambda world: world.queue.run("setLimits-7", "concurrency", 2000),
+    "rateLimit": lambda world: world.queue.run("rateLimit-8", 1000),
     "publishEvent": lambda world: world.queue.run("publishEvent-3", "custom", "n", 1),
     "getRanges": lambda world: world.queue.run("getRanges-8", "wait", 0, 100, ""),
     "getRateLimitTtl": lambda world: world.queue.run("getRateLimitTtl-2", ""),
@@ -267,6 +267,7 @@ ABSENT = {
     "emq:{q}:wc:logs": "list",
     "emq:{q}:stalled-check": "string",
     "emqx:{q}:suspects": "set",
+    "emqx:{q}:limits": "stream",
 }
 """Keys that the first state has not, which a script may meet, and their types."""
 

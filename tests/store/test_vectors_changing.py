@@ -53,7 +53,7 @@ def page(queue: Queue, place: str, start: int, count: int, newest: str = "") -> 
 
 
 def test_26_a_rate_limit_of_the_queue(queue: Queue) -> None:
-    queue.run("setLimits-6", "max", 2, "duration", 1000)
+    queue.run("setLimits-7", "max", 2, "duration", 1000)
     assert queue.get("meta") == {"max": "2", "duration": "1000"}
     queue.add_many([job_args()] * 4)
     assert queue.fetch().ids == ["1"]
@@ -65,7 +65,7 @@ def test_26_a_rate_limit_of_the_queue(queue: Queue) -> None:
     assert 900 < queue.run("getRateLimitTtl-2", "") <= 1000
     assert queue.run("getRateLimitTtl-2", 5) == 0
     queue.command("DEL", "~marker")
-    queue.run("setLimits-6", "max", "", "duration", "")
+    queue.run("setLimits-7", "max", "", "duration", "")
     assert queue.get("meta") == {"opts.maxLenEvents": "10000"}
     assert queue.get("marker") == [("0", 0.0)], "workers that wait look again"
     assert queue.fetch().ids == ["3"]
@@ -73,7 +73,7 @@ def test_26_a_rate_limit_of_the_queue(queue: Queue) -> None:
 
 def test_27_a_limit_by_hand(queue: Queue) -> None:
     queue.add_many([job_args()] * 2)
-    queue.run("rateLimit-7", 5000)
+    queue.run("rateLimit-8", 5000)
     assert queue.get("limiter") == MANUAL
     assert 4900 < queue.command("PTTL", "~limiter") <= 5000
     # Deviation: without any maximum the protocol's workers fetch all the same; ours look at `limitedUntil` in meta.
@@ -90,33 +90,33 @@ def test_27_a_limit_by_hand(queue: Queue) -> None:
 
 def test_27_a_limit_by_hand_ends_with_its_time_or_when_somebody_lifts_it(queue: Queue) -> None:
     queue.add_many([job_args()] * 3)
-    queue.run("rateLimit-7", 5000)
+    queue.run("rateLimit-8", 5000)
     queue.command("DEL", "~limiter")  # Node's removeRateLimitKey
     assert queue.fetch().ids == ["1"]
-    queue.run("rateLimit-7", 5000)
+    queue.run("rateLimit-8", 5000)
     queue.command("DEL", "~marker")
-    queue.run("rateLimit-7", 0)
+    queue.run("rateLimit-8", 0)
     assert queue.get("limiter") is None
     assert "limitedUntil" not in queue.get("meta")
     assert queue.get("marker") == [("0", 0.0)]
     assert queue.fetch().ids == ["2"]
-    queue.run("rateLimit-7", 5000)
+    queue.run("rateLimit-8", 5000)
     assert queue.clock is not None
     queue.clock += 5000
     assert queue.fetch().ids == ["3"]
 
 
 def test_27_lifting_a_limit_by_hand_leaves_the_count_of_a_window(queue: Queue) -> None:
-    queue.run("setLimits-6", "max", 2, "duration", 1000)
+    queue.run("setLimits-7", "max", 2, "duration", 1000)
     queue.add_many([job_args()] * 3)
     queue.fetch(2)
-    queue.run("rateLimit-7", 0)
+    queue.run("rateLimit-8", 0)
     assert queue.get("limiter") == "2"
     assert queue.fetch().ids == []
 
 
 def test_28_a_global_concurrency(queue: Queue) -> None:
-    queue.run("setLimits-6", "concurrency", 1)
+    queue.run("setLimits-7", "concurrency", 1)
     assert queue.get("meta") == {"concurrency": "1"}
     queue.add()
     queue.fetch()
@@ -128,13 +128,13 @@ def test_28_a_global_concurrency(queue: Queue) -> None:
 
 @pytest.mark.parametrize("value", ["2", ""])
 def test_28_a_higher_concurrency_or_none_has_waiting_workers_look(queue: Queue, value: str) -> None:
-    queue.run("setLimits-6", "concurrency", 1)
+    queue.run("setLimits-7", "concurrency", 1)
     queue.add_many([job_args()] * 3)
     queue.fetch()
     queue.command("DEL", "~marker")
-    queue.run("setLimits-6", "concurrency", 1)
+    queue.run("setLimits-7", "concurrency", 1)
     assert queue.get("marker") is None, "nothing to be had"
-    queue.run("setLimits-6", "concurrency", value)
+    queue.run("setLimits-7", "concurrency", value)
     assert queue.get("marker") == [("0", 0.0)]
     assert queue.fetch(3).ids == (["2"] if value else ["2", "3"])
 
@@ -472,7 +472,7 @@ def test_while_paused_nothing_is_woken_and_a_list_of_version_5_is_taken_over(que
     change(queue, "reprocessJob-10", "2", "")
     change(queue, "moveJobsToWait-11", "failed", "")
     change(queue, "changePriority-8", "5", 0, "1")
-    queue.run("setLimits-6", "concurrency", 3)
+    queue.run("setLimits-7", "concurrency", 3)
     assert queue.get("marker") is None
     assert queue.get("paused") is None
     assert queue.get("wait") == ["3", "2", "1", "4", "5"]
@@ -518,7 +518,7 @@ def test_the_age_of_one_that_has_ended_counts_from_its_end(queue: Queue, place: 
 
 
 def test_an_active_job_is_cleaned_when_its_lock_has_gone(queue: Queue) -> None:
-    queue.run("setLimits-6", "concurrency", 2)
+    queue.run("setLimits-7", "concurrency", 2)
     queue.add_many([job_args()] * 3)
     queue.fetch(2)
     queue.command("DEL", "~2:lock", "~marker")

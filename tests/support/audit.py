@@ -35,7 +35,7 @@ _TYPES = {
     "metrics:completed:data": "list",
     "metrics:failed:data": "list",
 }
-_OWN_TYPES = {"calls": "hash", "suspects": "set"}
+_OWN_TYPES = {"calls": "hash", "suspects": "set", "limits": "stream"}
 _PARTS = {
     "lock": "string",
     "logs": "list",

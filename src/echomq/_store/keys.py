@@ -11,7 +11,7 @@ from echomq.options import check_queue_name
 # The names that scripts use in their headers, where they differ from the key's own suffix.
 _SUFFIXES = {"check_at": "stalled-check", "waiting_children": "waiting-children", "schedulers": "repeat"}
 
-_OURS = {"calls": "calls", "suspects": "suspects", "paused_schedulers": "paused-schedulers"}
+_OURS = {"calls": "calls", "suspects": "suspects", "limits": "limits", "paused_schedulers": "paused-schedulers"}
 """Keys of our own: not under ``{prefix}:``, where other programs' maintenance would take them for jobs and delete them."""
 
 

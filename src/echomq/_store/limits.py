@@ -9,7 +9,7 @@ from echomq.options import Duration, Limiter
 
 async def set_concurrency(line: Line, most: int | None) -> None:
     """At most so many jobs are active; None for any number."""
-    await line.call("setLimits-6", ("concurrency", "" if most is None else str(most)))
+    await line.call("setLimits-7", ("concurrency", "" if most is None else str(most)))
 
 
 async def concurrency(line: Line) -> int | None:
@@ -21,7 +21,7 @@ async def set_rate(line: Line, limiter: Limiter | None) -> None:
     """At most so many starts in a window; None for any number."""
     most = "" if limiter is None else str(limiter.max)
     window = "" if limiter is None else str(duration_ms(limiter.duration, "duration"))
-    await line.call("setLimits-6", ("max", most, "duration", window))
+    await line.call("setLimits-7", ("max", most, "duration", window))
 
 
 async def rate(line: Line) -> Limiter | None:
@@ -34,7 +34,7 @@ async def rate(line: Line) -> Limiter | None:
 
 async def limit_by_hand(line: Line, after: Duration) -> None:
     """Lets no worker fetch for so long; 0 lifts what is left of such a limit."""
-    await line.call("rateLimit-7", (str(duration_ms(after, "after")),))
+    await line.call("rateLimit-8", (str(duration_ms(after, "after")),))
 
 
 async def ttl(line: Line, most: int | None) -> float:

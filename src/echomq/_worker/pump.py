@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from echomq._clock import lasting
 from echomq._log import about, logger
-from echomq._redis.blocking import pop_marker
+from echomq._redis.blocking import next_entry, pop_marker
 from echomq._redis.client import Link
 from echomq._store import codes
 from echomq._store.call import Lane, Patience, run_script
@@ -132,6 +132,7 @@ class Pump:
         self._drained = False
         self._ramp = 1
         self._held_until = 0.0
+        self._limit_seen_at = 0  # milliseconds of the server: changes of a limit up to then are known
         self._due_at: float | None = None
         self._server_offset: float | None = None
         self._waiters: deque[asyncio.Future[None]] = deque()
@@ -435,6 +436,8 @@ class Pump:
         got = len(turn.jobs) + len(turn.dropped)
         self._drained = not got and not turn.closed
         if Closed.LIMITED in turn.closed:
+            if turn.now is not None:
+                self._limit_seen_at = max(self._limit_seen_at, turn.now - 1)
             self._hold_off(turn.limited_for)
         if got == wanted or Closed.MORE_DUE in turn.closed:
             self._empty = False
@@ -558,6 +561,7 @@ class Pump:
         until = loop.time() + min(seconds, _LONGEST_LIMIT)
         if until > self._held_until:
             self._held_until = until
+            self._changed.set()
             loop.call_at(until, self._window_opens, until)
 
     def _window_opens(self, until: float) -> None:
@@ -590,16 +594,18 @@ class Pump:
                 self._changed.clear()
                 await self._changed.wait()
                 continue
-            seconds = LONGEST_BLOCK
-            if self._due_at is not None:
-                seconds = min(seconds, self._due_at - loop.time())
-                if seconds <= 0:
-                    self._look_again()
-                    continue
-            self._blocked = True
             began = loop.time()
+            held = began < self._held_until
+            seconds = self._held_until - began if held else self._until_due(began)
+            if seconds <= 0:
+                self._look_again()
+                continue
+            self._blocked = True
             try:
-                popped = await pop_marker(self._blocking, self._keys.key("marker"), seconds)
+                if held:
+                    await self._limit_changes(seconds)
+                else:
+                    await self._woken(await pop_marker(self._blocking, self._keys.key("marker"), seconds), loop)
             except (ServerUnavailable, ConnectionLost):
                 if self._gate is Gate.SHUT:  # by our own hand
                     continue
@@ -616,18 +622,23 @@ class Pump:
                 self._look_again()
             else:
                 pause = _FIRST_PAUSE
-                await self._woken(popped, loop)
             finally:
                 self._blocked = False
 
     def _may_block(self, now: float) -> bool:
-        return (
-            self._empty
-            and self._gate is Gate.OPEN
-            and not self._closing
-            and now >= self._held_until
-            and self._slots > self.handlers + self._fetching
-        )
+        if self._gate is Gate.SHUT or self._closing:
+            return False
+        return now < self._held_until or (self._empty and self._slots > self.handlers + self._fetching)
+
+    def _until_due(self, now: float) -> float:
+        return LONGEST_BLOCK if self._due_at is None else min(LONGEST_BLOCK, self._due_at - now)
+
+    async def _limit_changes(self, seconds: float) -> None:
+        """Sleeps while a rate limit lasts, and has a lane look when one of the queue's limits has been changed meanwhile."""
+        changed_at = await next_entry(self._blocking, self._keys.resolve("limits"), self._limit_seen_at, seconds)
+        if changed_at is not None:
+            self._limit_seen_at = max(self._limit_seen_at, changed_at)
+            self._window_opens(self._held_until)
 
     async def _woken(self, popped: tuple[bytes, float] | None, loop: asyncio.AbstractEventLoop) -> None:
         if popped is None:

@@ -5,6 +5,7 @@
 --- @key prioritized
 --- @key active
 --- @key marker
+--- @key limits
 --- @key calls
 --- @arg after number
 --- @use clock check place queue_meta
@@ -15,6 +16,7 @@
 -- there without one too, and until then only.
 check.text(limiter)
 check.hash(meta)
+check.stream(limits)
 check.list(wait)
 check.zset(prioritized)
 check.list(active)
@@ -34,4 +36,6 @@ else
     place.mark(marker)
   end
 end
+redis.call("XADD", limits, "MAXLEN", "1", "*", "changed", "1")   -- wakes all workers that a rate limit has told to wait
+redis.call("PEXPIRE", limits, "60000")
 return calls_kept.keep(calls, lane, number, now, now_text, { now_text })

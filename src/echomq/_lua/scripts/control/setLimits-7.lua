@@ -4,6 +4,7 @@
 --- @key prioritized
 --- @key active
 --- @key marker
+--- @key limits
 --- @key calls
 --- @rest
 --- @use clock check place queue_meta
@@ -12,6 +13,7 @@
 
 -- The rest are names and values; an empty value lifts the limit.
 check.hash(meta)
+check.stream(limits)
 check.list(wait)
 check.zset(prioritized)
 check.list(active)
@@ -30,4 +32,6 @@ if redis.call("LLEN", wait) + redis.call("ZCARD", prioritized) > 0
   and not queue_meta.closed(queue_meta.read(meta), active) then
   place.mark(marker)
 end
+redis.call("XADD", limits, "MAXLEN", "1", "*", "changed", "1")   -- wakes all workers that a rate limit has told to wait
+redis.call("PEXPIRE", limits, "60000")
 return calls_kept.keep(calls, lane, number, now, now_text, { now_text })
