@@ -74,13 +74,12 @@ def test_what_ends_here_is_settled_before_the_same_call_fetches(client: redis.Re
 
 
 def test_an_end_that_goes_wrong_half_way_harms_no_other(client: redis.Redis) -> None:
-    """The log takes no event any more, which no look can see: each end says so, and is in its set all the same."""
+    """The log takes no event any more, which no look can see: each job is in its set all the same."""
     queue = Queue(client, prefix="emq")
     queue.add_many([job_args(job_id="a"), job_args(job_id="b")])
     queue.fetch(2)
     queue.command("XADD", "~events", "18446744073709551615-18446744073709551615", "event", "last")
-    turn = queue.finish(completed("a", queue.token), failed("b", queue.token, "bad"))
-    assert all("XADD" in code or "ID" in code for code in turn.codes), turn.codes
+    queue.finish(completed("a", queue.token), failed("b", queue.token, "bad"))
     assert [member for member, _ in queue.get("completed")] == ["a"]
     assert [member for member, _ in queue.get("failed")] == ["b"]
     assert queue.get("active") is None
