@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Set
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast
 
@@ -61,7 +61,9 @@ class Task(Generic[P, R]):
         self._options = options
         JobSpec(name, **options)  # wrong options are refused where they are written
         self._signature = _signature_of(function, name, pass_job)
-        self._annotations = _Annotations(function, name) if annotations is None else annotations
+        if annotations is None:
+            annotations = _Annotations(function, name, {*self._signature.parameters, "return"})
+        self._annotations = annotations
         functools.update_wrapper(cast("Callable[..., Any]", self), function)
 
     def __repr__(self) -> str:
@@ -229,11 +231,18 @@ def _signature_of(function: Callable[..., Any], name: str, pass_job: bool) -> in
 
 
 class _Annotations:
-    """A function's annotations, each resolved by itself when one is first needed: by then its module has been run."""
+    """A function's annotations, each resolved by itself when one is first needed: by then its module has been run.
 
-    def __init__(self, function: Callable[..., Any], task: str) -> None:
+    Args:
+        function: the task's.
+        task: the task's name.
+        wanted: the names that matter: not that of the job, for one.
+    """
+
+    def __init__(self, function: Callable[..., Any], task: str, wanted: Set[str]) -> None:
         self._function = _annotated(function)
         self._task = task
+        self._wanted = wanted
 
     @functools.cached_property
     def resolved(self) -> dict[str, Any]:
@@ -248,6 +257,8 @@ class _Annotations:
         carried = getattr(inner, "__globals__", {})
         found: dict[str, Any] = {}
         for name, annotation in getattr(inner, "__annotations__", {}).items():
+            if name not in self._wanted:
+                continue
             try:
                 found |= typing.get_type_hints(_carrier(name, annotation), carried)
             except Exception as error:

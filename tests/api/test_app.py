@@ -189,8 +189,8 @@ async def test_a_timeout_ends_the_run_and_uses_an_attempt(app: EchoMQ) -> None:
 async def test_an_annotation_that_cannot_be_resolved_is_named_and_the_others_count(
     app: EchoMQ, caplog: pytest.LogCaptureFixture
 ) -> None:
-    @app.task(queue="hints")
-    async def meet(day: Day, seats: int, when: datetime) -> Nope:  # type: ignore[name-defined]  # noqa: F821
+    @app.task(queue="hints", pass_job=True)
+    async def meet(job: Running, day: Day, seats: int, when: datetime) -> Nope:  # type: ignore[name-defined]  # noqa: F821
         assert isinstance(when, datetime)
         return f"{day} {seats}"
 
