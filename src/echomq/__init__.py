@@ -17,6 +17,7 @@ from echomq.errors import (
     JobNotFound,
     JobRemoved,
     OutcomesNotStored,
+    QueueFull,
     RateLimited,
     ResultTimeout,
     ResultUnavailable,
@@ -30,7 +31,7 @@ from echomq.errors import (
 )
 from echomq.job import Job
 from echomq.models import JobOptions, JobState, Parent, ScheduleInfo
-from echomq.options import Backoff, Cron, Every, JobSpec, Keep, Limiter
+from echomq.options import Backoff, Cron, Deduplication, Every, JobSpec, Keep, Limiter
 from echomq.queue import Queue
 from echomq.scheduler import JobScheduler
 from echomq.task import AsyncTask, PlainTask, Task
@@ -47,6 +48,7 @@ __all__ = [
     "Connection",
     "ConnectionLost",
     "Cron",
+    "Deduplication",
     "EchoMQ",
     "EchoMQError",
     "EncodingError",
@@ -67,6 +69,7 @@ __all__ = [
     "Parent",
     "PlainTask",
     "Queue",
+    "QueueFull",
     "RateLimited",
     "ResultTimeout",
     "ResultUnavailable",

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import inspect
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, Protocol, Self, TypeVar, overload
 
@@ -14,7 +14,7 @@ from echomq._log import logger
 from echomq.connection import Connection
 from echomq.errors import InvalidOption, RetryLater, Unrecoverable
 from echomq.job import Job
-from echomq.options import Backoff, Duration, Keep
+from echomq.options import Backoff, Deduplication, Duration, Keep
 from echomq.queue import Queue
 from echomq.task import AsyncTask, PlainTask, Task
 from echomq.worker import Call, Worker
@@ -115,6 +115,9 @@ class EchoMQ:
         remove_on_complete: Keep | None = None,
         remove_on_fail: Keep | None = None,
         stack_trace_limit: int | None = None,
+        deduplication: Deduplication | str | None = None,
+        unique_by: Sequence[str] | None = None,
+        expire_in: Duration | None = None,
     ) -> _JobDecorator: ...
     @overload
     def task(
@@ -131,6 +134,9 @@ class EchoMQ:
         remove_on_complete: Keep | None = None,
         remove_on_fail: Keep | None = None,
         stack_trace_limit: int | None = None,
+        deduplication: Deduplication | str | None = None,
+        unique_by: Sequence[str] | None = None,
+        expire_in: Duration | None = None,
     ) -> _Decorator: ...
 
     def task(
@@ -148,6 +154,9 @@ class EchoMQ:
         remove_on_complete: Keep | None = None,
         remove_on_fail: Keep | None = None,
         stack_trace_limit: int | None = None,
+        deduplication: Deduplication | str | None = None,
+        unique_by: Sequence[str] | None = None,
+        expire_in: Duration | None = None,
     ) -> Any:
         """Makes a task of a function. Plain functions run in a thread, ``async def`` in the event loop.
 
@@ -166,6 +175,9 @@ class EchoMQ:
             remove_on_complete: which completed jobs to keep.
             remove_on_fail: which failed ones.
             stack_trace_limit: how many tracebacks to keep.
+            deduplication: which of its jobs count as one and the same: a ``Deduplication``, or an id for the simple kind.
+            unique_by: names of arguments: jobs with the same values of these count as one and the same.
+            expire_in: seconds within which a worker has to start it; after that it fails without being run.
 
         Raises:
             InvalidOption: an option breaks a rule, or the app has another task of this name.
@@ -178,6 +190,9 @@ class EchoMQ:
             "remove_on_complete": remove_on_complete,
             "remove_on_fail": remove_on_fail,
             "stack_trace_limit": stack_trace_limit,
+            "deduplication": deduplication,
+            "unique_by": unique_by,
+            "expire_in": expire_in,
         }
 
         def make(made: Callable[..., Any]) -> Task[Any, Any]:

@@ -10,6 +10,7 @@
     ├── StateError                           the job is not where this change needs it
     │   ├── JobLocked                        a worker is running the job
     │   └── JobNotFound                      the job is gone
+    ├── QueueFull                            the queue holds as many jobs as its max_size allows; not added
     ├── BulkAddError                         a bulk add stopped half-way; says what became of each job
     ├── OutcomesNotStored                    a worker stopped without its server; says whose outcomes were not stored
     ├── ServerError                          the server answered with an error
@@ -109,6 +110,23 @@ class JobNotFound(StateError):
 
 class JobLocked(StateError):
     """The job is being run by a worker, so it cannot be removed now."""
+
+
+class QueueFull(EchoMQError):
+    """As many jobs wait in the queue as ``Queue(max_size=…)`` allows. The job was not added.
+
+    Attributes:
+        size: how many waited, with a priority or a delay or without.
+        max_size: how many may.
+    """
+
+    def __init__(self, queue: str, size: int, max_size: int) -> None:
+        super().__init__(
+            f"queue {queue!r} is full: {size} jobs wait in it, and max_size is {max_size}; not added. Add it again when some "
+            "have been run, or allow more"
+        )
+        self.size = size
+        self.max_size = max_size
 
 
 class BulkAddError(EchoMQError):

@@ -11,7 +11,8 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from echomq._store import control, read
-from echomq._store.codec import StoredJob, decode_json, public_options
+from echomq._store.codec import StoredJob, decode_json, id_out, public_options
+from echomq._store.codes import ADDED, DEDUPLICATED, DUPLICATE
 from echomq._store.events import Ending, result_of
 from echomq._store.home import Home
 from echomq.errors import (
@@ -44,7 +45,7 @@ class Job(Generic[R]):
         >>> await job.result(timeout=10)
     """
 
-    __slots__ = ("_cancelled", "_data", "_duplicate", "_home", "_returns", "_state", "_stored")
+    __slots__ = ("_became", "_cancelled", "_data", "_home", "_returns", "_state", "_stored")
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Job(Generic[R]):
         self._cancelled = cancelled
         self._returns = returns
         self._data: Any = UNSET
-        self._duplicate = False
+        self._became: int = ADDED
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {self.name} of {self.queue_name}>"
@@ -112,7 +113,20 @@ class Job(Generic[R]):
     @property
     def duplicate(self) -> bool:
         """Whether the add that gave this record changed nothing, because a job of its id was there: this one."""
-        return self._duplicate
+        return self._became == DUPLICATE
+
+    @property
+    def deduplicated(self) -> bool:
+        """Whether the add that gave this record found its deduplication id taken, by this job: none was added.
+
+        What else the add did, its ``Deduplication`` says: with ``keep_last_if_active`` its data may be kept for a later run.
+        """
+        return self._became == DEDUPLICATED
+
+    @property
+    def deduplication_id(self) -> str | None:
+        """The deduplication id that it was added with."""
+        return self._stored.text(b"deid")
 
     @property
     def timestamp(self) -> datetime | None:
@@ -293,6 +307,20 @@ class Job(Generic[R]):
         """
         await control.retry(self._home.line, self.id, reset_attempts=bool(reset_attempts))
 
+    async def remove_deduplication(self) -> bool:
+        """Frees the deduplication id that this job holds, so that the next add of it adds a job. This one goes on as it is.
+
+        Returns:
+            Whether this job held one.
+
+        Raises:
+            ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+        """
+        deduplication_id = self._stored.fields.get(b"deid")
+        if not deduplication_id:
+            return False
+        return await control.remove_deduplication(self._home.line, deduplication_id, id_out(self.id))
+
     async def result(self, *, timeout: Duration | None = None) -> R:
         """Waits until the job has ended, and gives what its handler returned.
 
@@ -337,14 +365,14 @@ class Job(Generic[R]):
         """
         decoder = msgspec.json.Decoder(kind)
         made = Job(self._stored, self._home, self._state, cancelled=self._cancelled, returns=decoder.decode)
-        made._duplicate = self._duplicate
+        made._became = self._became
         return made
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def as_duplicate(self) -> Job[R]:
-        """For ``Queue``: the same record, marked as one that was there before."""
-        self._duplicate = True
+    def as_found(self, code: int) -> Job[R]:
+        """For ``Queue``: the same record, marked as one that was there before the add."""
+        self._became = code
         return self
 
     async def _so_far(self) -> str:

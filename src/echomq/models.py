@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 import msgspec
 
-from echomq.options import JSON, Backoff, Keep, MissedRuns
+from echomq.options import JSON, Backoff, Deduplication, Keep, MissedRuns
 
 JobState: TypeAlias = Literal["waiting", "active", "delayed", "prioritized", "waiting_children", "completed", "failed"]
 """Where a job is in its life."""
@@ -38,6 +38,8 @@ class JobOptions(msgspec.Struct, frozen=True):
         lifo: whether it went to the front of the line.
         remove_on_complete, remove_on_fail: which finished jobs to keep; None: the worker decides.
         stack_trace_limit: how many tracebacks to keep.
+        deduplication: which adds count as this same job, and what becomes of them.
+        expire_in: seconds within which it had to be started.
         others: options of other programs, under the names that they gave them.
     """
 
@@ -49,6 +51,8 @@ class JobOptions(msgspec.Struct, frozen=True):
     remove_on_complete: Keep | None = None
     remove_on_fail: Keep | None = None
     stack_trace_limit: int | None = None
+    deduplication: Deduplication | None = None
+    expire_in: float | None = None
     others: dict[str, JSON] = {}
 
 

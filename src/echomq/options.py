@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
@@ -26,6 +26,9 @@ MAX_COUNT: Final = 1_000_000_000_000
 
 MAX_JOB_ID: Final = 1_000
 """Characters of an id that a caller chose. The protocol has no bound; every move of the job carries its id."""
+
+MAX_DEDUPLICATION_ID: Final = 1_000
+"""Characters of a deduplication id: the same bound as that of an id."""
 
 _MOST_SHOWN: Final = 60
 _FIRST_MOMENT: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -238,6 +241,84 @@ KEEP_COMPLETED: Final = Keep(count=100_000, age=86_400.0)
 KEEP_FAILED: Final = Keep(count=100_000, age=30 * 86_400.0)
 
 
+class Deduplication(msgspec.Struct, frozen=True):
+    """Which adds are one and the same job, and what becomes of those that come while it is there (docs: unique jobs).
+
+    The job that was added first *holds* the id: until it has completed or failed for good, or, with ``ttl``, for that
+    time, whatever becomes of the job. An add that finds the id held adds nothing, unless ``replace`` says otherwise;
+    it gives the job that holds it, whose ``deduplicated`` is True.
+
+    Attributes:
+        id: any text of at most 1,000 characters; None only together with ``unique_by``.
+        ttl: seconds, or a ``timedelta``, for which the id is held.
+        extend: each add that finds the id held begins ``ttl`` anew.
+        replace: a job that is still delayed is removed, and the new one takes its place; one that waits or runs is not.
+        keep_last_if_active: what is added while the job runs is kept, the last of them, and added when it has ended.
+        reschedule: a job that is still delayed becomes due when the new one would be; its data stay.
+
+    Example:
+        >>> Deduplication.throttle("report-7", 60)          # at most one a minute
+        Deduplication(id='report-7', ttl=60.0, extend=False, replace=False, keep_last_if_active=False, reschedule=False)
+    """
+
+    id: str | None = None
+    ttl: Duration | None = None
+    extend: bool = False
+    replace: bool = False
+    keep_last_if_active: bool = False
+    reschedule: bool = False
+
+    def __post_init__(self) -> None:
+        if self.id is not None:
+            check_deduplication_id(self.id)
+        if self.ttl is not None:
+            ttl = to_seconds(self.ttl, "deduplication ttl", least=0.001)
+            msgspec.structs.force_setattr(self, "ttl", ttl)
+        for name in ("extend", "replace", "keep_last_if_active", "reschedule"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidOption(f"deduplication {name}={shown(getattr(self, name))}: must be True or False")
+        if self.extend and self.ttl is None and not self.keep_last_if_active:
+            raise InvalidOption("deduplication extend=True: means that each add begins ttl anew; give ttl too")
+        if self.keep_last_if_active and self.ttl is not None:
+            raise InvalidOption(
+                f"deduplication keep_last_if_active=True and ttl={shown(self.ttl)}: the id is held until the job has "
+                "ended, so a ttl would mean nothing; leave one of them out"
+            )
+        if self.keep_last_if_active and self.extend:
+            raise InvalidOption(
+                "deduplication keep_last_if_active=True and extend=True: there is no ttl to extend; leave extend out"
+            )
+        if self.replace and self.reschedule:
+            raise InvalidOption(
+                "deduplication replace=True and reschedule=True: a job that is replaced cannot be moved too; give one of them"
+            )
+
+    @classmethod
+    def simple(cls, id: str | None = None) -> Deduplication:  # the word of the option
+        """Adds nothing while a job of this id waits or runs."""
+        return cls(id)
+
+    @classmethod
+    def throttle(cls, id: str | None, ttl: Duration) -> Deduplication:
+        """Adds at most one job in so many seconds, whether it has ended or not."""
+        return cls(id, ttl)
+
+    @classmethod
+    def debounce(cls, id: str | None, ttl: Duration) -> Deduplication:
+        """Runs the last of the jobs that come, when none has come for so many seconds: the job's ``delay`` is that long, too."""
+        return cls(id, ttl, extend=True, replace=True)
+
+    @classmethod
+    def latest(cls, id: str | None = None) -> Deduplication:
+        """Adds nothing while a job of this id waits; the last of those that come while it runs, runs once more after it."""
+        return cls(id, keep_last_if_active=True)
+
+    @property
+    def is_debounce(self) -> bool:
+        """Whether a job that names no time of its own is delayed by ``ttl``."""
+        return self.extend and self.replace
+
+
 class JobSpec(msgspec.Struct, frozen=True):
     """A job to be added: its name, its data, and its options.
 
@@ -254,6 +335,11 @@ class JobSpec(msgspec.Struct, frozen=True):
         remove_on_complete, remove_on_fail: which finished jobs to keep; left out, the worker decides.
         stack_trace_limit: how many tracebacks to keep.
         timestamp: when it was made; left out, the server's now.
+        deduplication: a ``Deduplication``, or an id for the simple kind.
+        unique_by: names of keys of ``data``, which must be an object: the job's name and the values of these keys make the
+            deduplication id.
+        expire_in: seconds, or a ``timedelta``, after it could first run: if no worker has started it by then, it fails
+            without being run.
 
     Example:
         >>> JobSpec("enroll", {"learner": 7}, attempts=5, backoff=Backoff.exponential(1))
@@ -272,6 +358,9 @@ class JobSpec(msgspec.Struct, frozen=True):
     remove_on_fail: Keep | None = None
     stack_trace_limit: int | None = None
     timestamp: datetime | None = None
+    deduplication: Deduplication | str | None = None
+    unique_by: Sequence[str] | None = None
+    expire_in: Duration | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -294,6 +383,9 @@ class JobSpec(msgspec.Struct, frozen=True):
             and self.remove_on_fail is None
             and self.stack_trace_limit is None
             and self.timestamp is None
+            and self.deduplication is None
+            and self.unique_by is None
+            and self.expire_in is None
         )
 
     def _check_options(self) -> None:
@@ -303,6 +395,18 @@ class JobSpec(msgspec.Struct, frozen=True):
             raise InvalidOption(f"lifo={shown(self.lifo)}: must be True or False")
         if self.job_id is not None:
             check_job_id(self.job_id)
+        self._check_times()
+        if self.backoff is not None and not isinstance(self.backoff, Backoff):
+            _check_backoff(self.backoff)
+        if self.remove_on_complete is not None:
+            _check_keep(self.remove_on_complete, "remove_on_complete")
+        if self.remove_on_fail is not None:
+            _check_keep(self.remove_on_fail, "remove_on_fail")
+        if self.stack_trace_limit is not None:
+            check_whole(self.stack_trace_limit, "stack_trace_limit", least=0, most=MAX_COUNT)
+        self._check_deduplication()
+
+    def _check_times(self) -> None:
         if self.delay is not None:
             to_seconds(self.delay, "delay")
             if self.at is not None:
@@ -315,14 +419,63 @@ class JobSpec(msgspec.Struct, frozen=True):
                 raise InvalidOption(
                     f"at={shown(self.at)} is before timestamp={shown(self.timestamp)}: a job cannot be due before it was made"
                 )
-        if self.backoff is not None and not isinstance(self.backoff, Backoff):
-            _check_backoff(self.backoff)
-        if self.remove_on_complete is not None:
-            _check_keep(self.remove_on_complete, "remove_on_complete")
-        if self.remove_on_fail is not None:
-            _check_keep(self.remove_on_fail, "remove_on_fail")
-        if self.stack_trace_limit is not None:
-            check_whole(self.stack_trace_limit, "stack_trace_limit", least=0, most=MAX_COUNT)
+        if self.expire_in is not None:
+            to_seconds(self.expire_in, "expire_in", least=0.001)
+
+    def _check_deduplication(self) -> None:
+        if self.unique_by is not None:
+            _check_names(self.unique_by)
+        policy = self.deduplication
+        if policy is None:
+            return
+        if isinstance(policy, str):
+            check_deduplication_id(policy)
+        elif not isinstance(policy, Deduplication):
+            raise InvalidOption(
+                f"deduplication={shown(policy)}: must be an id, or a Deduplication, such as Deduplication.throttle('id', 60)"
+            )
+        named = policy if isinstance(policy, str) else policy.id
+        if named is None and self.unique_by is None:
+            raise InvalidOption(
+                "deduplication has no id: give it one, or say with unique_by which keys of data make it"
+            )
+        if named is not None and self.unique_by is not None:
+            raise InvalidOption(
+                f"deduplication id {shown(named)} and unique_by={shown(self.unique_by)}: give one of them; with unique_by a "
+                "Deduplication has no id"
+            )
+        if isinstance(policy, Deduplication) and policy.keep_last_if_active and self.at is not None:
+            raise InvalidOption(
+                f"at={shown(self.at)} with keep_last_if_active: a kept job begins to wait when the one that runs has ended, so "
+                "it cannot keep a moment; give delay"
+            )
+
+
+def check_deduplication_id(given: str) -> str:
+    """Checks a deduplication id.
+
+    Raises:
+        InvalidOption: it is empty, too long, or has no UTF-8 form.
+    """
+    if not isinstance(given, str) or not given:
+        raise InvalidOption(f"deduplication id {shown(given)}: must be a text that is not empty")
+    if len(given) > MAX_DEDUPLICATION_ID:
+        raise InvalidOption(
+            f"deduplication id {shown(given)}: has {len(given)} characters, and at most {MAX_DEDUPLICATION_ID} are allowed; "
+            "use a shorter one, such as hashlib.sha256(id.encode()).hexdigest()"
+        )
+    _check_text(given, "deduplication id")
+    return given
+
+
+def _check_names(names: Sequence[str]) -> None:
+    if (
+        isinstance(names, str)
+        or not isinstance(names, Sequence)
+        or not names
+        or not all(isinstance(name, str) for name in names)
+    ):
+        raise InvalidOption(f"unique_by={shown(names)}: must be a list of names of keys of data, such as ['learner']")
 
 
 def _check_backoff(value: Duration) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final, Self
 
 from echomq._store import control, limits, read
 from echomq._store.codec import NewJob, StoredJob, encode_spec
+from echomq._store.codes import ADDED, FULL
 from echomq._store.home import Home
 from echomq._store.keys import QueueKeys
 from echomq._store.line import MOST_BYTES, MOST_JOBS, Added, size_of
 from echomq.connection import Connection
-from echomq.errors import BulkAddError, ConnectionLost, EchoMQError, EncodingError, InvalidOption
+from echomq.errors import BulkAddError, ConnectionLost, EchoMQError, EncodingError, InvalidOption, QueueFull
 from echomq.job import Job
 from echomq.models import JOB_STATES, JobState
 from echomq.options import (
@@ -21,10 +22,12 @@ from echomq.options import (
     MAX_COUNT,
     UNSET,
     Backoff,
+    Deduplication,
     Duration,
     JobSpec,
     Keep,
     Limiter,
+    check_deduplication_id,
     check_whole,
     shown,
     to_seconds,
@@ -51,6 +54,8 @@ class Queue:
         prefix: what its keys begin with. ``"bull"`` is BullMQ's own.
         hash_tag: whether the name stands in braces in its keys, so that a cluster keeps them together. Left out: yes,
             except with the prefix ``"bull"``.
+        max_size: how many jobs may wait in the queue (with a priority or a delay, or without); what would be one more is
+            refused with ``QueueFull``. It binds the adds of this object; give it to all that add. Left out: any number.
 
     Raises:
         InvalidOption: a name breaks a rule.
@@ -67,9 +72,12 @@ class Queue:
         connection: Connection | str | None = None,
         prefix: str = "emq",
         hash_tag: bool | None = None,
+        max_size: int | None = None,
     ) -> None:
         keys = QueueKeys.of(name, prefix=prefix, hash_tag=hash_tag)
-        self._home = Home(Connection.of(connection), keys)
+        if max_size is not None:
+            check_whole(max_size, "max_size", least=1)
+        self._home = Home(Connection.of(connection), keys, max_size)
 
     def __repr__(self) -> str:
         return f"<Queue {self.name} at {self._home.connection.where}>"
@@ -95,6 +103,9 @@ class Queue:
         remove_on_fail: Keep | None = None,
         stack_trace_limit: int | None = None,
         timestamp: datetime | None = None,
+        deduplication: Deduplication | str | None = None,
+        unique_by: Sequence[str] | None = None,
+        expire_in: Duration | None = None,
     ) -> Job[Any]:
         """Adds a job. When this returns, the server has it.
 
@@ -117,9 +128,16 @@ class Queue:
             remove_on_fail: the same for failed ones.
             stack_trace_limit: how many tracebacks to keep.
             timestamp: when it was made; left out, the server's now.
+            deduplication: a ``Deduplication``, or an id for the simple kind. If a job holds this id, nothing is added (as
+                far as the kind does not say otherwise); you get that job then, and its ``deduplicated`` is True.
+            unique_by: names of keys of ``data``, which must be an object: the job's name and the values of these keys make
+                the deduplication id.
+            expire_in: seconds, or a ``timedelta``, after it could first run: if no worker has started it by then, it fails
+                without being run.
 
         Raises:
             InvalidOption: an option breaks a rule. EncodingError: the data has no JSON form; says where.
+            QueueFull: as many jobs wait as ``max_size`` allows; the job was not added.
             ServerUnavailable: the job was not added. ConnectionLost: it may have been added, or not.
 
         Example:
@@ -129,11 +147,11 @@ class Queue:
             raise InvalidOption("a JobSpec has its data and its options already: give nothing else beside it")
         spec = name if isinstance(name, JobSpec) else JobSpec(
             name, data, job_id, delay, at, priority, lifo, attempts, backoff, remove_on_complete, remove_on_fail,
-            stack_trace_limit, timestamp,
+            stack_trace_limit, timestamp, deduplication, unique_by, expire_in,
         )  # fmt: skip
         new = encode_spec(spec)
         [added] = await self._home.line.add((new,))
-        return self._job(new, added) if added.new else await self._duplicate(new, added)
+        return self._job(new, added) if added.code == ADDED else await self._not_new(new, added)
 
     async def add_bulk(self, jobs: Iterable[JobSpec]) -> list[Job[Any]]:
         """Adds many jobs to this queue, in order; also those that a task of another queue has made with ``spec``.
@@ -151,6 +169,7 @@ class Queue:
         new = [_encoded(position, spec) for position, spec in enumerate(jobs)]
         line = self._home.line
         made: list[Job[Any]] = []
+        not_new: list[tuple[int, int]] = []  # position and code
         for start, end in _parts(new):
             part = new[start:end]
             try:
@@ -163,13 +182,25 @@ class Queue:
                     unknown=range(start, end) if lost else (),
                     not_added=range(end if lost else start, len(new)),
                 ) from error
+            others = [(position, added.code) for position, added in enumerate(results, start) if added.code != ADDED]
+            refused = [position for position, code in others if code == FULL]
+            if refused:
+                full = self._full(results[refused[0] - start])
+                there = [job.id for job in made] + [added.job_id for added in results if added.code != FULL]
+                raise BulkAddError(
+                    f"{len(there)} of {len(new)} jobs were added, then: {full}",
+                    added=there,
+                    unknown=(),
+                    not_added=[*refused, *range(end, len(new))],
+                ) from full
             made += map(self._job, part, results)
-        taken = [position for position, job in enumerate(made) if job.duplicate]
-        for start in range(0, len(taken), MOST_JOBS):
-            some = taken[start : start + MOST_JOBS]
-            for position, job in zip(some, await asyncio.gather(*(made[at].refresh() for at in some)), strict=True):
+            not_new += others
+        for start in range(0, len(not_new), MOST_JOBS):
+            some = not_new[start : start + MOST_JOBS]
+            there_now = await asyncio.gather(*(made[position].refresh() for position, _ in some))
+            for (position, code), job in zip(some, there_now, strict=True):
                 if job is not None:
-                    made[position] = job.as_duplicate()
+                    made[position] = job.as_found(code)
         return made
 
     async def get_job(self, job_id: str) -> Job[Any] | None:
@@ -363,6 +394,26 @@ class Queue:
         """
         return await read.is_paused(self._home.line)
 
+    async def remove_deduplication(self, deduplication_id: str) -> bool:
+        """Frees a deduplication id, so that the next add of it adds a job. The job that held it goes on as it is.
+
+        Args:
+            deduplication_id: as it was given to the add; of one made by ``unique_by``, ``job.deduplication_id`` says it.
+
+        Returns:
+            Whether a job held it.
+
+        Raises:
+            InvalidOption: this cannot be a deduplication id.
+            ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+
+        Example:
+            >>> await queue.remove_deduplication("report-7")
+            True
+        """
+        check_deduplication_id(deduplication_id)
+        return await control.remove_deduplication(self._home.line, deduplication_id.encode())
+
     async def close(self) -> None:
         """Waits for the calls under way, then lets the connection go. Closing again does nothing."""
         await self._home.close()
@@ -373,15 +424,21 @@ class Queue:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
 
-    async def _duplicate(self, new: NewJob, added: Added) -> Job[Any]:
-        """The job that had this id already, as it is; as it was asked for, if it has just gone."""
+    async def _not_new(self, new: NewJob, added: Added) -> Job[Any]:
+        """The job that had this id, or this deduplication id, already, as it is; as it was asked for, if it has just gone."""
+        if added.code == FULL:
+            raise self._full(added)
         asked = self._job(new, added)
-        return ((await asked.refresh()) or asked).as_duplicate()
+        return ((await asked.refresh()) or asked).as_found(added.code)
+
+    def _full(self, added: Added) -> QueueFull:
+        assert self._home.max_size is not None
+        return QueueFull(self.name, int(added.job_id), self._home.max_size)
 
     def _job(self, new: NewJob, added: Added) -> Job[Any]:
         stored = StoredJob.from_new(added.job_id, new, added.at)
-        if not added.new:
-            return Job(stored, self._home).as_duplicate()
+        if added.code != ADDED:
+            return Job(stored, self._home).as_found(added.code)
         state: JobState = "waiting"
         if stored.fields[b"delay"] != b"0":
             state = "delayed"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Coroutine, Set
+from collections.abc import Callable, Coroutine, Sequence, Set
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast
 
@@ -14,7 +14,7 @@ import msgspec
 from echomq._log import logger
 from echomq.errors import InvalidOption, Unrecoverable
 from echomq.job import Job
-from echomq.options import Backoff, Duration, JobSpec, Keep, to_seconds
+from echomq.options import Backoff, Deduplication, Duration, JobSpec, Keep, to_seconds
 
 if TYPE_CHECKING:
     from echomq.app import EchoMQ
@@ -64,6 +64,7 @@ class Task(Generic[P, R]):
         if annotations is None:
             annotations = _Annotations(function, name, {*self._signature.parameters, "return"})
         self._annotations = annotations
+        self._check_unique_by()
         functools.update_wrapper(cast("Callable[..., Any]", self), function)
 
     def __repr__(self) -> str:
@@ -95,6 +96,9 @@ class Task(Generic[P, R]):
         remove_on_complete: Keep | None = None,
         remove_on_fail: Keep | None = None,
         stack_trace_limit: int | None = None,
+        deduplication: Deduplication | str | None = None,
+        unique_by: Sequence[str] | None = None,
+        expire_in: Duration | None = None,
     ) -> Self:
         """The same task with other options for its next jobs; what is left out stays. See ``JobSpec``.
 
@@ -133,6 +137,9 @@ class Task(Generic[P, R]):
                 data[parameter] = value
                 if parameter in self._types:
                     self._check(parameter, value)
+        for parameter in self._options.get("unique_by") or ():
+            if parameter not in data and parameter in self._signature.parameters:  # left out is the same as its default
+                data[parameter] = self._signature.parameters[parameter].default
         return JobSpec(self.name, data, **self._options)
 
     def arguments(self, data: Any) -> dict[str, Any]:
@@ -171,6 +178,17 @@ class Task(Generic[P, R]):
         except Exception:  # the encoder says what is wrong with it, if anything is
             return None
         return None
+
+    def _check_unique_by(self) -> None:
+        parameters = self._signature.parameters
+        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+            return  # then any name may be an argument
+        for name in self._options.get("unique_by") or ():
+            if name not in parameters:
+                raise InvalidOption(
+                    f"task {self.name!r}: unique_by names {name!r}, which is no argument of its function; its arguments are: "
+                    f"{', '.join(parameters) or 'none'}"
+                )
 
     def _check(self, parameter: str, value: Any) -> None:
         """Refuses here what the worker would refuse."""

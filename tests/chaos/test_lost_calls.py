@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from echomq import Connection, Job, JobSpec, Queue, Worker
+from echomq import Connection, Deduplication, Job, JobSpec, Queue, Worker
 from echomq._lua.loader import script
 from echomq._store.keys import QueueKeys
 from tests.chaos.rig import BASE, FAST, LOCK, QUEUE, Runs, assert_sound
@@ -32,6 +32,7 @@ CALLED = [
     "passMarkerOn-6",
     "pause-6",
     "remove-5",
+    "removeDeduplicationKey-1",
     "resume-8",
 ]
 ELSEWHERE = {"claimEffect-1", "finishEffect-1", "releaseEffect-1"}  # tests/api/test_idempotency.py
@@ -78,7 +79,9 @@ async def journey(queue: Queue, worker: Worker, runs: Runs) -> list[Job[Any]]:
     await worker.resume()
     await queue.pause()
     assert await queue.is_paused()
-    last = await queue.add("work", {})
+    last = await queue.add("work", {}, deduplication=Deduplication.latest("last"))
+    assert (await queue.add("work", {}, deduplication="last")).id == last.id
+    assert await last.remove_deduplication()
     doomed = await queue.add("never", {}, delay=3600)
     await doomed.remove()
     assert await queue.get_job(doomed.id) is None

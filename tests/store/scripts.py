@@ -164,12 +164,12 @@ class Queue:
 
     def add(self, name: str = "job", data: str = "{}", **options: Any) -> str:
         """Adds a job and gives its id; see ``job_args`` for the options."""
-        reply = text(self.run("addJobs-11", 1, *job_args(name, data, **options)))
+        reply = text(self.run("addJobs-11", 1, "", *job_args(name, data, **options)))
         return str(reply[1])
 
-    def add_many(self, jobs: Iterable[Sequence[str]], **call: Any) -> list[Any]:
+    def add_many(self, jobs: Iterable[Sequence[str | bytes]], *, max_size: int | str = "", **call: Any) -> list[Any]:
         flat = [one for job in jobs for one in job]
-        return list(text(self.run("addJobs-11", len(flat) // 9, *flat, **call)))
+        return list(text(self.run("addJobs-11", len(flat) // 9, max_size, *flat, **call)))
 
     def fetch(
         self, count: int = 1, *, lock: int = 30_000, worker: str = "", limit: tuple[int, int] | None = None, **call: Any
@@ -255,10 +255,16 @@ def job_args(
     priority: int = 0,
     lifo: bool = False,
     job_id: str = "",
-) -> list[str]:
-    """A job as addJobs takes it."""
-    stored = msgspec.json.encode({"attempts": 0} if opts is None else dict(opts)).decode()
-    return [name, data, stored, str(timestamp), str(delay), str(due), str(priority), "1" if lifo else "", job_id]
+    de: Mapping[str, Any] | None = None,
+) -> list[str | bytes]:
+    """A job as addJobs takes it; ``de``: its deduplication, by the names of the server."""
+    stored: dict[str, Any] = {"attempts": 0} if opts is None else dict(opts)
+    if de is not None:
+        stored["de"] = dict(de)
+    more: dict[str, Any] = {"lifo": lifo, **({} if de is None else {"de": dict(de)})}
+    packed = msgspec.msgpack.encode(more) if lifo or de is not None else ""
+    written = msgspec.json.encode(stored).decode()
+    return [name, data, written, str(timestamp), str(delay), str(due), str(priority), packed, job_id]
 
 
 def taken(reply: list[Any]) -> Taken:

@@ -73,12 +73,14 @@ class World:
         queue.command("DEL", "~r2:lock", "~r1:lock")
         queue.clock = T + 1000
         command = queue.command
-        # a2: deduplicated, with a last one kept; a3: a child of pp in P; a5: without a lock, marked as stalled; the
-        # iteration of a scheduler; f1, c1: ended children of wc, which waits for a child w2.
+        # a2: deduplicated, with a last one kept; later: deduplicated, and delayed; a3: a child of pp in P; a5: without a lock,
+        # marked as stalled; the iteration of a scheduler; f1, c1: ended children of wc, which waits for a child w2.
         command("HSET", "~a2", "deid", "D")
         command("SET", "~de:D", "a2")
         command("HSET", "~dn:D", "name", "next", "data", "{}", "opts", '{"priority":2}', "jid", "n1", "pk", PARENT, "pd", "{}",
                 "pdk", PARENT + ":dependencies")  # fmt: skip
+        command("HSET", "~later", "deid", "L")
+        command("SET", "~de:L", "later")
         command("HSET", "~a3", "parentKey", PARENT, "parent", '{"id":"pp","queueKey":"emq:{P}","fpof":true}')
         command("DEL", "~a5:lock")
         command("SADD", "~stalled", "a5", "a6")
@@ -207,6 +209,17 @@ STEPS: dict[str, Step] = {
             job_args(job_id="x"),
         ]
     ),
+    "addJobs, one by one": lambda world: world.queue.add_many(
+        [
+            job_args(de={"id": "D", "keepLastIfActive": True}),
+            job_args(de={"id": "K"}),
+            job_args(de={"id": "L", "replace": True}, delay=100),
+            job_args(de={"id": "L", "reschedule": True}, delay=200),
+            job_args(de={"id": "new"}, priority=3),
+            job_args(),
+        ],
+        max_size=1000,
+    ),
     "moveToActive": lambda world: world.queue.fetch(10),
     "moveToFinished": finish_all,
     "moveToActive, again": lambda world: world.queue.fetch(2, lane="again", number=1, resent=True),
@@ -220,6 +233,7 @@ STEPS: dict[str, Step] = {
     "resume": lambda world: world.queue.resume(),
     "remove": lambda world: world.queue.remove("wc"),
     "remove, alone": lambda world: world.queue.remove("k1", children=False),
+    "removeDeduplicationKey": lambda world: world.queue.run("removeDeduplicationKey-1", "D", "a2"),
     "advanceScheduler": lambda world: world.queue.run(
         "advanceScheduler-15", "sch", "repeat:sch:1764400000000", "", "1000", "", 0, OPTS
     ),

@@ -38,12 +38,13 @@ def finish(queue: Queue, **call: Any) -> Any:
 
 
 CALLS: dict[str, Callable[..., Any]] = {
-    "addJobs-11": lambda queue, **call: queue.run("addJobs-11", 2, *job_args(), *job_args(job_id="mine"), **call),
+    "addJobs-11": lambda queue, **call: queue.run("addJobs-11", 2, "", *job_args(), *job_args(job_id="mine"), **call),
     "moveToActive-11": lambda queue, **call: queue.run("moveToActive-11", 2, 30_000, "", "", "", **call),
     "moveToFinished-14": finish,
     "moveStalledJobsToWait-11": lambda queue, **call: queue.run("moveStalledJobsToWait-11", 30_000, 1, 0, 0, **call),
     "pause-6": lambda queue, **call: queue.run("pause-6", **call),
     "resume-8": lambda queue, **call: queue.run("resume-8", **call),
+    "removeDeduplicationKey-1": lambda queue, **call: queue.run("removeDeduplicationKey-1", "D", "", **call),
     "remove-5": lambda queue, **call: queue.run("remove-5", "10", "1", **call),
     "advanceScheduler-15": lambda queue, **call: queue.run(
         "advanceScheduler-15", "sch", f"repeat:sch:{T}", "", "", 0, OPTS, "", "", "", "", **call
@@ -60,6 +61,7 @@ def prepare(queue: Queue) -> None:
     queue.run("moveToActive-11", 9, 30_000, "", "", "", lane="prepare", number=1)
     queue.command("DEL", "~8:lock")
     queue.command("SADD", "~stalled", "8")
+    queue.command("SET", "~de:D", "8")
 
 
 def test_every_lane_script_is_tried_here() -> None:
@@ -130,8 +132,8 @@ def test_a_repetition_whose_first_copy_never_arrived_is_done(queue: Queue, name:
 
 
 def test_lanes_know_nothing_of_each_other(queue: Queue) -> None:
-    queue.run("addJobs-11", 1, *job_args(), lane="a", number=5)
-    queue.run("addJobs-11", 1, *job_args(), lane="b", number=1)
+    queue.run("addJobs-11", 1, "", *job_args(), lane="a", number=5)
+    queue.run("addJobs-11", 1, "", *job_args(), lane="b", number=1)
     assert queue.get("id") == "15"
 
 
@@ -194,9 +196,9 @@ def test_the_record_lives_for_an_hour_after_the_last_call(queue: Queue) -> None:
 
 
 def test_the_sweep_forgets_lanes_that_have_been_silent_for_an_hour(queue: Queue) -> None:
-    queue.run("addJobs-11", 1, *job_args(), lane="silent", number=5)
+    queue.run("addJobs-11", 1, "", *job_args(), lane="silent", number=5)
     queue.clock = T + 3_500_000
-    queue.run("addJobs-11", 1, *job_args(), lane="fresh", number=5)
+    queue.run("addJobs-11", 1, "", *job_args(), lane="fresh", number=5)
     queue.clock = T + 3_700_000
     queue.sweep(lane="sweeper", number=1)
     lanes = {text(name) for name in queue.client.execute_command("HKEYS", queue.keys.resolve("calls"))}

@@ -14,6 +14,7 @@ import pytest
 
 from echomq._store import control, read
 from echomq._store.codec import NewJob, encode_spec
+from echomq._store.codes import ADDED
 from echomq._store.keys import QueueKeys
 from echomq._store.line import MOST_BYTES, MOST_JOBS, Line
 from echomq.connection import Connection
@@ -136,7 +137,7 @@ async def test_an_add_is_repeated_and_adds_once(server: Server, proxy: Proxy, lo
         await line.add((job("first"),))
         proxy.lose(loss, ADD)
         [added] = await line.add((job("second"),))
-        assert added.new
+        assert added.code == ADDED
         assert proxy.seen == 2
         proxy.release()
         await line.add((job("third"),))
@@ -350,7 +351,7 @@ async def test_whatever_is_cut_at_random_every_job_is_added_once(server: Server,
         while not losing.done():
             name = f"{producer}.{number}"
             [result] = await line.add((job(name),))
-            assert result.new
+            assert result.code == ADDED
             added.append(name)
             await read.counts(line, ["waiting"])
             number += 1

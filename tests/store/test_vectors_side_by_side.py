@@ -134,6 +134,7 @@ class ByScripts:
         self.queue.clock = at
 
     def add(self, name: str, data: Any = None, **opts: Any) -> str:
+        de = opts.pop("deduplication", None)
         stored = {"attempts": 0, **opts}
         if isinstance(stored.get("backoff"), int):
             stored["backoff"] = {"type": "fixed", "delay": stored["backoff"]}
@@ -148,6 +149,7 @@ class ByScripts:
             priority=opts.get("priority", 0),
             lifo=opts.get("lifo", False),
             job_id=opts.get("jobId", ""),
+            de=de,
         )
 
     def fetch(self, number: int) -> str | None:

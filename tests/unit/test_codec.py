@@ -24,6 +24,7 @@ from echomq._store.codec import (
     encode_spec,
     id_out,
     moment_ms,
+    pack,
     public_options,
     to_moment,
     to_ms,
@@ -295,7 +296,7 @@ def test_what_the_script_gets() -> None:
     spec = JobSpec("paint", [1], job_id="a", at=due, priority=2, lifo=True, timestamp=to_moment(1_700_000_000_000))
     name, data, _, *rest = encode_spec(spec)
     assert (name, data) == (b"paint", b"[1]")
-    assert rest == ["1700000000000", "0", "1800000000000", "2", "1", "a"]
+    assert rest == ["1700000000000", "0", "1800000000000", "2", pack({"lifo": True}), "a"]
 
 
 def test_a_name_without_utf8_form_is_refused() -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
 
-from echomq.errors import EncodingError
+from echomq.errors import EncodingError, InvalidOption
 from echomq.models import JOB_STATES, JobOptions, JobState, Parent
 from echomq.options import (
     KEEP_COMPLETED,
@@ -20,9 +21,12 @@ from echomq.options import (
     MAX_DELAY,
     UNSET,
     Backoff,
+    Deduplication,
     Duration,
     JobSpec,
     Keep,
+    check_deduplication_id,
+    shown,
     to_seconds,
 )
 
@@ -46,6 +50,7 @@ def _plain_scalar(value: Any) -> Any:
 _encoder: Final = msgspec.json.Encoder(enc_hook=_plain_scalar)
 _decoder: Final = msgspec.json.Decoder()
 _packer: Final = msgspec.msgpack.Encoder()
+_unpacker: Final = msgspec.msgpack.Decoder(dict[str, Any])
 
 
 def encode_json(value: Any, root: str) -> bytes:
@@ -239,7 +244,11 @@ def event_field(value: str | int | float | bool) -> str:
 NewJob = tuple[bytes | str, ...]
 """The nine arguments of one job, as addJobs takes them."""
 
+MORE: Final = 7
+"""Where among them what only some jobs have is packed; empty for others."""
+
 _PLAIN_OPTS: Final = b'{"attempts":0}'
+_LIFO: Final = pack({"lifo": True})
 
 
 def _backoff_opts(backoff: Backoff | Duration) -> dict[str, Any]:
@@ -291,11 +300,61 @@ def _encode_opts(
     return _encoder.encode(opts)
 
 
+_POLICIES: Final = {
+    "extend": "extend", "replace": "replace", "keep_last_if_active": "keepLastIfActive", "reschedule": "reschedule",
+}  # fmt: skip
+"""The kinds of a deduplication, as they are called in Python and on the server."""
+
+
+def _deduplication(spec: JobSpec, data: bytes) -> dict[str, Any] | None:
+    """A job's deduplication as it is stored: what is set."""
+    policy = Deduplication(spec.deduplication) if isinstance(spec.deduplication, str) else spec.deduplication
+    if spec.unique_by is not None:
+        made: dict[str, Any] = {"id": _unique_id(spec.name, data, spec.unique_by)}
+    elif policy is not None:
+        made = {"id": policy.id}
+    else:
+        return None
+    if policy is not None:
+        if policy.ttl is not None:
+            made["ttl"] = duration_ms(policy.ttl, "ttl")
+        made |= {stored: True for name, stored in _POLICIES.items() if getattr(policy, name)}
+    return made
+
+
+def _unique_id(name: str, data: bytes, keys: Sequence[str]) -> str:
+    """The name and a hash of these values of the data. In whatever order keys are named or stand, the id is the same."""
+    values = decode_json(data)
+    if not isinstance(values, dict):
+        raise InvalidOption(
+            f"unique_by={shown(keys)}: names keys of data, and data is {shown(values)}; make it an object, or give a "
+            "deduplication id"
+        )
+    missing = [key for key in keys if key not in values]
+    if missing:
+        there = ", ".join(map(repr, values)) or "none"
+        raise InvalidOption(
+            f"unique_by={shown(keys)}: data has no key {missing[0]!r} (it has: {there}); add it, or leave it out of unique_by"
+        )
+    canonical = json.dumps({key: values[key] for key in keys}, sort_keys=True, separators=(",", ":"))
+    return check_deduplication_id(f"{name}:{hashlib.sha256(canonical.encode()).hexdigest()[:32]}")
+
+
+def _delay(spec: JobSpec) -> int:
+    if spec.delay is not None:
+        return duration_ms(spec.delay, "delay")
+    policy = spec.deduplication
+    if isinstance(policy, Deduplication) and policy.is_debounce and policy.ttl is not None and spec.at is None:
+        return duration_ms(policy.ttl, "ttl")
+    return 0
+
+
 def encode_spec(spec: JobSpec) -> NewJob:
     """A job as the nine arguments of addJobs.
 
     Raises:
         EncodingError: its data has no JSON form, or its name no UTF-8 form.
+        InvalidOption: its data lack what ``unique_by`` names.
     """
     data = b"{}" if spec.data is UNSET else encode_json(spec.data, "data")
     try:
@@ -306,7 +365,7 @@ def encode_spec(spec: JobSpec) -> NewJob:
         ) from None
     if spec.is_plain:
         return (name, data, _PLAIN_OPTS, "", "0", "", "0", "", "")
-    delay = duration_ms(spec.delay, "delay") if spec.delay is not None else 0
+    delay = _delay(spec)
     timestamp = "" if spec.timestamp is None else str(moment_ms(spec.timestamp))
     opts = _encode_opts(
         spec.attempts, spec.backoff, delay, spec.priority, spec.lifo, spec.remove_on_complete, spec.remove_on_fail,
@@ -316,6 +375,13 @@ def encode_spec(spec: JobSpec) -> NewJob:
         opts = b'%b,"jobId":%b}' % (opts[:-1], _encoder.encode(spec.job_id))
     if timestamp:
         opts = b'%b,"timestamp":%b}' % (opts[:-1], timestamp.encode())
+    if spec.expire_in is not None:
+        opts = b'%b,"expireIn":%d}' % (opts[:-1], duration_ms(spec.expire_in, "expire_in"))
+    more: bytes | str = _LIFO if spec.lifo else ""
+    de = _deduplication(spec, data)
+    if de is not None:
+        opts = b'%b,"de":%b}' % (opts[:-1], _encoder.encode(de))
+        more = pack({"lifo": spec.lifo, "de": de})
     return (
         name,
         data,
@@ -324,7 +390,7 @@ def encode_spec(spec: JobSpec) -> NewJob:
         str(delay),
         "" if spec.at is None else str(moment_ms(spec.at)),
         str(spec.priority),
-        "1" if spec.lifo else "",
+        more,
         spec.job_id or "",
     )
 
@@ -444,8 +510,23 @@ def _keep_from_opts(value: Any) -> Keep | None:
 
 
 _NAMED_OPTIONS: Final = frozenset(
-    "attempts backoff delay priority lifo removeOnComplete removeOnFail stackTraceLimit jobId timestamp".split()
+    "attempts backoff delay priority lifo removeOnComplete removeOnFail stackTraceLimit jobId timestamp expireIn".split()
 )
+
+
+def _deduplication_from_opts(de: Any) -> Deduplication | None:
+    """A stored deduplication as one of ours; None if there is none that ours could be."""
+    if not isinstance(de, dict):
+        return None
+    ttl = _number(de.get("ttl"))
+    try:
+        return Deduplication(
+            de.get("id"),
+            ttl / 1000 if ttl else None,
+            **{name: de[stored] for name, stored in _POLICIES.items() if stored in de},
+        )
+    except InvalidOption:
+        return None
 
 
 def public_options(options: RunOptions) -> JobOptions:
@@ -454,6 +535,8 @@ def public_options(options: RunOptions) -> JobOptions:
     backoff = None
     if options.backoff_type is not None:
         backoff = Backoff(options.backoff_type, min(options.backoff_delay, MAX_DELAY), options.backoff_jitter)
+    deduplication = _deduplication_from_opts(raw.get("de"))
+    expire_in = _number(raw.get("expireIn"))
     return JobOptions(
         attempts=options.attempts,
         backoff=backoff,
@@ -463,7 +546,13 @@ def public_options(options: RunOptions) -> JobOptions:
         remove_on_complete=_keep_from_opts(raw.get("removeOnComplete")),
         remove_on_fail=_keep_from_opts(raw.get("removeOnFail")),
         stack_trace_limit=options.stack_trace_limit,
-        others={name: value for name, value in raw.items() if name not in _NAMED_OPTIONS},
+        deduplication=deduplication,
+        expire_in=None if expire_in is None else max(expire_in, 0.0) / 1000,
+        others={
+            name: value
+            for name, value in raw.items()
+            if name not in _NAMED_OPTIONS and not (name == "de" and deduplication is not None)
+        },
     )
 
 
@@ -496,6 +585,8 @@ class StoredJob:
             b"delay": delay.encode(),  # type: ignore[union-attr]
             b"priority": priority.encode(),  # type: ignore[union-attr]
         }
+        if job[MORE] and "de" in (more := _unpacker.decode(job[MORE])):  # type: ignore[arg-type]
+            fields[b"deid"] = more["de"]["id"].encode()
         return cls(job_id, fields)  # type: ignore[arg-type]
 
     def text(self, field: bytes) -> str | None:

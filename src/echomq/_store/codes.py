@@ -14,6 +14,15 @@ OTHER_PARENT: Final = -7
 SCHEDULED: Final = -8
 FAILED_CHILDREN: Final = -9
 
+ADDED: Final = 1
+"""Of an add: the job is in the queue."""
+DUPLICATE: Final = 0
+"""Of an add: a job of its id was there."""
+DEDUPLICATED: Final = 2
+"""Of an add: its deduplication id is held by another job."""
+FULL: Final = 3
+"""Of an add: refused, because as many jobs wait as may."""
+
 WORDS: Final = {
     JOB_GONE: "the job is gone",
     LOCK_GONE: "its lock has expired",

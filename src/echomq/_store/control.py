@@ -30,6 +30,12 @@ async def resume(line: Line) -> None:
         _, left = await line.call("resume-8", ())
 
 
+async def remove_deduplication(line: Line, deduplication_id: bytes, owner: bytes = b"") -> bool:
+    """Frees a deduplication id; with an owner only if this job holds it. Gives whether it was held."""
+    _, was_held = await line.call("removeDeduplicationKey-1", (deduplication_id, owner))
+    return was_held == 1  # type: ignore[no-any-return]
+
+
 async def remove(line: Line, job_id: str, *, children: bool) -> None:
     """Removes a job, and with it its children, at most 150 a call.
 

@@ -16,11 +16,13 @@ class Home:
     Attributes:
         connection: to which server.
         keys: the queue's keys.
+        max_size: how many jobs may wait in the queue for an add to be taken; None for any number.
     """
 
-    def __init__(self, connection: Connection, keys: QueueKeys) -> None:
+    def __init__(self, connection: Connection, keys: QueueKeys, max_size: int | None = None) -> None:
         self.connection = connection
         self.keys = keys
+        self.max_size = max_size
         self._line: Line | None = None  # the one used last
         self._lines: dict[asyncio.AbstractEventLoop, Line] = {}
         self._guard = threading.Lock()
@@ -40,7 +42,7 @@ class Home:
             loop = asyncio.get_running_loop()
             found = self._lines.get(loop)
             if found is None:
-                found = self._lines[loop] = Line(self.connection.acquire(), self.keys)
+                found = self._lines[loop] = Line(self.connection.acquire(), self.keys, self.max_size)
             self._line = found
             return found
 

@@ -15,10 +15,10 @@ from typing import Any
 from echomq._redis.client import Link
 from echomq._redis.wire import Argument, Reply
 from echomq._store.call import Lane, Patience, opened, read_command, read_script
-from echomq._store.codec import NewJob
+from echomq._store.codec import MORE, NewJob
 from echomq._store.keys import QueueKeys
 from echomq.connection import Hub
-from echomq.errors import ConnectionLost, EchoMQError, ServerError, ServerUnavailable, UnsupportedServer
+from echomq.errors import BrokenKey, ConnectionLost, EchoMQError, ServerError, ServerUnavailable, UnsupportedServer
 
 MOST_JOBS = 250
 MOST_BYTES = 1024 * 1024
@@ -30,13 +30,14 @@ class Added:
     """What became of one job of an add.
 
     Attributes:
-        job_id: its id.
-        new: False if a job of this id was there already.
+        job_id: its id; of one whose deduplication id is held, the id of the job that holds it; of one that the full queue
+            refused, how many jobs wait there.
+        code: ``ADDED``, ``DUPLICATE``, ``DEDUPLICATED`` or ``FULL`` (``codes``).
         at: the server's time in milliseconds.
     """
 
     job_id: str
-    new: bool
+    code: int
     at: int
 
 
@@ -66,12 +67,16 @@ class Line:
 
     A call that waits in the line is given up when it has waited as long as the connection is to wait for a server that
     is away, and the call before it has just been given up. A call that was sent is repeated as long as that at least.
+
+    Args:
+        max_size: how many jobs may wait in the queue once one is added; None for any number.
     """
 
-    def __init__(self, hub: Hub, keys: QueueKeys) -> None:
+    def __init__(self, hub: Hub, keys: QueueKeys, max_size: int | None = None) -> None:
         self.loop: asyncio.AbstractEventLoop = hub.loop
         self.hub = hub
         self.keys = keys
+        self._max_size = "" if max_size is None else str(max_size)
         self._lane: Lane | None = None
         self._waiting: deque[_Add | _Call] = deque()
         self._walk: asyncio.Task[None] | None = None
@@ -182,14 +187,21 @@ class Line:
             self._waiting.popleft()
             adds.append(following)
             count, size = count + len(following.jobs), size + following.size
-        args: list[Argument] = [str(count)]
+        await self._add(adds, count)
+
+    async def _add(self, adds: list[_Add], count: int) -> None:
+        args: list[Argument] = [str(count), self._max_size]
         for add in adds:
             for job in add.jobs:
                 args.extend(job)
         try:
             reply = await self._send(_ADD, args, adds[-1])
         except Exception as error:  # it is the callers' to hear
-            self._fail(adds, error)
+            if isinstance(error, BrokenKey) and len(adds) > 1 and any(job[MORE] for add in adds for job in add.jobs):
+                for add in adds:  # nothing was changed; what is broken may be the key of one job alone
+                    await self._add([add], len(add.jobs))
+            else:
+                self._fail(adds, error)
             return
         results = _results(reply)
         start = 0
@@ -214,7 +226,7 @@ def _results(reply: Reply) -> list[Added]:
     assert isinstance(reply, list)
     now = int(reply[0])  # type: ignore[arg-type]
     ids, flags = reply[1::2], reply[2::2]
-    return [Added(job_id.decode(), new == 1, now) for job_id, new in zip(ids, flags, strict=True)]  # type: ignore[union-attr]
+    return [Added(job_id.decode(), code, now) for job_id, code in zip(ids, flags, strict=True)]  # type: ignore[union-attr, arg-type]
 
 
 def _tell(asked: _Add | _Call, error: Exception, queue: str) -> None:

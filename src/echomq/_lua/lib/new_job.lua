@@ -17,6 +17,12 @@ function M.store(q, id, name, data, opts, timestamp, delay, priority, extra)
   redis.call("XADD", q.events, "*", "event", "added", "jobId", id, "name", name)
 end
 
+--- The delay of a job that is to be due at a moment: "0" for one that has passed.
+function M.delay_until(due, timestamp, now)
+  due = tonumber(due)
+  return due > now and place.whole(math.max(0, due - tonumber(timestamp))) or "0"
+end
+
 --- Into delayed, prioritized or wait. Returns "delayed" or "runnable": which marker the caller owes.
 function M.put(q, id, timestamp, delay, priority, lifo)
   if delay > 0 then
