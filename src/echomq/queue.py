@@ -37,7 +37,7 @@ from echomq.queue_admin import QueueAdmin
 _MOST_FIELDS: Final = 100
 _OWN_EVENTS: Final = frozenset(
     "added waiting delayed waiting-children active progress completed failed retries-exhausted stalled removed duplicated "
-    "deduplicated debounced cleaned paused resumed drained expired error".split()
+    "deduplicated debounced cleaned paused resumed drained expired skipped error".split()
 )
 """Events that mean something to whoever listens, so that nobody may write them by hand: a ``completed`` whose result is no
 JSON stops a Node listener (protocol 9), and an ``error`` that nobody handles ends a Node process."""

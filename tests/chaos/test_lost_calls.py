@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from echomq import Connection, Deduplication, Job, JobSpec, Queue, Worker
+from echomq import Connection, Cron, Deduplication, Job, JobScheduler, JobSpec, Queue, StateError, Worker
 from echomq._lua.loader import script
 from echomq._store.keys import QueueKeys
 from tests.chaos.rig import BASE, FAST, LOCK, QUEUE, Runs, assert_sound
@@ -22,18 +22,34 @@ from tests.support.wait import wait_until
 CALLED = [
     "addJobs-11",
     "advanceScheduler-15",
+    "changeDelay-5",
+    "changePriority-8",
+    "cleanJobs-12",
+    "drain-9",
     "extendLocks-2",
     "getCounts-8",
     "getJob-8",
+    "getRanges-8",
+    "getRateLimitTtl-2",
+    "getSchedulers-2",
     "isFinished-2",
+    "moveJobsToWait-11",
     "moveStalledJobsToWait-11",
     "moveToActive-11",
     "moveToFinished-14",
     "passMarkerOn-6",
     "pause-6",
+    "pauseScheduler-13",
+    "promote-9",
+    "publishEvent-3",
+    "rateLimit-8",
     "remove-5",
     "removeDeduplicationKey-1",
+    "removeScheduler-6",
+    "reprocessJob-10",
     "resume-8",
+    "setLimits-7",
+    "upsertScheduler-16",
 ]
 ELSEWHERE = {"claimEffect-1", "finishEffect-1", "releaseEffect-1"}  # tests/api/test_idempotency.py
 NOT_CALLED = {"getState-8", "releaseLock-1"}  # by a worker or a queue, so far
@@ -79,6 +95,7 @@ async def journey(queue: Queue, worker: Worker, runs: Runs) -> list[Job[Any]]:
     await worker.resume()
     await queue.pause()
     assert await queue.is_paused()
+    await change(queue, jobs)
     last = await queue.add("work", {}, deduplication=Deduplication.latest("last"))
     assert (await queue.add("work", {}, deduplication="last")).id == last.id
     assert await last.remove_deduplication()
@@ -86,9 +103,35 @@ async def journey(queue: Queue, worker: Worker, runs: Runs) -> list[Job[Any]]:
     await doomed.remove()
     assert await queue.get_job(doomed.id) is None
     assert (await queue.counts("waiting"))["waiting"] == 1
+    scheduler = JobScheduler(queue)
+    await scheduler.upsert("new year", Cron("0 0 1 1 *"), JobSpec("never"))
+    await scheduler.pause("new year")
+    assert (await scheduler.resume("new year")).iteration_count == 1
+    assert await scheduler.remove("new year")
     await queue.resume()
     assert await last.result(timeout=15) == last.id
     return [*jobs, last]
+
+
+async def change(queue: Queue, ended: list[Job[Any]]) -> None:
+    """All changes of jobs and limits, while the queue is paused and these jobs have ended."""
+    await asyncio.gather(*(job.result(timeout=15) for job in ended))
+    await queue.publish("mine", number=1)
+    await queue.set_concurrency(50)
+    await queue.set_concurrency(None)
+    await queue.rate_limit(0)
+    assert await queue.rate_limit_ttl() == 0
+    assert await queue.admin.retry_all() == 0
+    first = await queue.add("never", {}, delay=3600)
+    await first.change_delay(7200)
+    await first.promote()
+    await first.change_priority(3)
+    with pytest.raises(StateError):
+        await first.retry()
+    assert first.id in [job.id async for job in queue.jobs("prioritized")]
+    assert await queue.admin.clean("prioritized", 0) == [first.id]
+    await queue.add("never", {})
+    assert await queue.admin.drain() == 1
 
 
 @pytest.mark.parametrize("loss", ["request", "reply"])

@@ -69,6 +69,12 @@ const operations = {
   remove: async ({ id, children = true }) => open.queue.remove(id, { removeChildren: children }),
   state: async ({ id }) => open.queue.getJobState(id),
   counts: async () => open.queue.getJobCounts(),
+  // Any other method of a job, or of the queue.
+  async callJob({ id, method, args }) {
+    const job = await Job.fromId(open.queue, id);
+    return (await job[method](...args)) ?? null;
+  },
+  call: async ({ method, args }) => open.queue[method](...args),
   concurrency: async ({ value }) => open.queue.setGlobalConcurrency(value),
   rate: async ({ max, duration }) => open.queue.setGlobalRateLimit(max, duration),
   // Two steps, since operations come one by one: begin to wait for the end of a job, then ask how it ended.

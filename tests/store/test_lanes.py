@@ -46,15 +46,34 @@ CALLS: dict[str, Callable[..., Any]] = {
     "resume-8": lambda queue, **call: queue.run("resume-8", **call),
     "removeDeduplicationKey-1": lambda queue, **call: queue.run("removeDeduplicationKey-1", "D", "", **call),
     "remove-5": lambda queue, **call: queue.run("remove-5", "10", "1", **call),
+    "promote-9": lambda queue, **call: queue.run("promote-9", "later", **call),
+    "changeDelay-5": lambda queue, **call: queue.run("changeDelay-5", "later", 5, "", **call),
+    "changePriority-8": lambda queue, **call: queue.run("changePriority-8", "10", 3, "", **call),
+    "reprocessJob-10": lambda queue, **call: queue.run("reprocessJob-10", "ended", "", **call),
+    "moveJobsToWait-11": lambda queue, **call: queue.run("moveJobsToWait-11", "failed", "", **call),
+    "drain-9": lambda queue, **call: queue.run("drain-9", "wait", 0, "", "", **call),
+    "cleanJobs-12": lambda queue, **call: queue.run("cleanJobs-12", "wait", 0, "", 0, "", **call),
+    "setLimits-7": lambda queue, **call: queue.run("setLimits-7", "concurrency", 5, **call),
+    "rateLimit-8": lambda queue, **call: queue.run("rateLimit-8", 5000, **call),
+    "publishEvent-3": lambda queue, **call: queue.run("publishEvent-3", "mine", "a", 1, **call),
     "advanceScheduler-15": lambda queue, **call: queue.run(
         "advanceScheduler-15", "sch", f"repeat:sch:{T}", "", "", 0, OPTS, "", "", "", "", **call
     ),
+    "upsertScheduler-16": lambda queue, **call: queue.run(
+        "upsertScheduler-16", "new", "", "", "", "", 0, '{"every":1000}', "", "name", "tick", "every", 1000, **call
+    ),
+    "pauseScheduler-13": lambda queue, **call: queue.run("pauseScheduler-13", "sch", **call),
+    "removeScheduler-6": lambda queue, **call: queue.run("removeScheduler-6", "sch", **call),
 }
 
 
 def prepare(queue: Queue) -> None:
     for _ in range(12):
         queue.add()
+    queue.add(job_id="later", delay=1000)
+    queue.add(job_id="ended", delay=1000)
+    queue.command("ZREM", "~delayed", "ended")
+    queue.command("ZADD", "~failed", T, "ended")
     queue.add(job_id=f"repeat:sch:{T}", lifo=True)
     queue.command("HSET", "~repeat:sch", "name", "tick", "every", 1000, "ic", 1)
     queue.command("ZADD", "~repeat", T, "sch")
@@ -134,7 +153,7 @@ def test_a_repetition_whose_first_copy_never_arrived_is_done(queue: Queue, name:
 def test_lanes_know_nothing_of_each_other(queue: Queue) -> None:
     queue.run("addJobs-11", 1, "", *job_args(), lane="a", number=5)
     queue.run("addJobs-11", 1, "", *job_args(), lane="b", number=1)
-    assert queue.get("id") == "15"
+    assert queue.get("id") == "17"
 
 
 def test_a_repeated_fetch_gives_what_is_still_locked_by_it(queue: Queue) -> None:

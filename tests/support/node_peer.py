@@ -275,6 +275,10 @@ class NodeQueue:
         """Any other method of Node's queue."""
         return await self._do("call", method=method, args=args)
 
+    async def call_job(self, id: str, method: str, *args: Any) -> None:
+        """Any other method of Node's job."""
+        await self._do("callJob", id=id, method=method, args=args)
+
     async def retry(self, id: str, state: str = "failed") -> None:
         await self._do("retry", id=id, state=state)
 

@@ -29,7 +29,9 @@ async def rate(line: Line) -> Limiter | None:
     reply = await line.ask("HMGET", line.keys.key("meta"), "max", "duration")
     assert isinstance(reply, list)
     most, window = map(_whole, reply)
-    return None if most is None else Limiter(most, 1.0 if window is None else window / 1000)
+    if most is None or most < 1:  # by the hand of another program; it limits nothing
+        return None
+    return Limiter(most, 1.0 if window is None else max(window, 1) / 1000)
 
 
 async def limit_by_hand(line: Line, after: Duration) -> None:

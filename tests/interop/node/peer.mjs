@@ -200,6 +200,9 @@ const commands = {
   // Any other method of the queue.
   call: async (given) => (await queueOf(given))[given.method](...given.args),
 
+  // Any other method of a job.
+  callJob: async (given) => void (await (await jobOf(given))[given.method](...given.args)),
+
   retry: async (given) => void (await (await jobOf(given)).retry(given.state)),
   remove: async (given) => void (await (await jobOf(given)).remove()),
   dependencies: async (given) => (await jobOf(given)).getDependencies(),
