@@ -46,7 +46,7 @@ end
 
 --- Takes a child away from its parent. A parent of this queue that then waits for nothing goes with it, and so on upwards.
 local function detach(q, key, parent_key)
-  local readable, parent = pcall(parents.look, parent_key)
+  local readable, parent = pcall(parents.look, parent_key, key, q.base)
   if not (readable and parent and parents.child_cleaned(parent, key, q.base)) then
     return
   end

@@ -26,12 +26,8 @@ local function queue_of(base)
   return q
 end
 
---- Reads all that the functions below touch; raises BROKEN. Returns the parent as they want it, or nil if it is gone.
-function M.look(parent_key)
-  local base, id = queue_keys.split(parent_key)
-  if not base then
-    return nil   -- no full key of a job, so no parent of anyone
-  end
+--- Reads all that the functions below touch of this parent; raises BROKEN. Returns it as they want it, or nil if it is gone.
+function M.look_at(parent_key, base, id)
   local fields = check.fields(parent_key, "name", "priority", "delay")
   if not fields[1] and redis.call("EXISTS", parent_key) == 0 then
     return nil
@@ -46,6 +42,16 @@ function M.look(parent_key)
     delay = 0
   end
   return { key = parent_key, id = id, q = q, settings = q.settings, priority = place.priority(fields[2]), delay = delay }
+end
+
+--- The same for the parent of a job of the queue with this base.
+function M.look(parent_key, child_key, base)
+  local named = string.find(parent_key, ":.*:.*:") and redis.pcall("HGET", child_key, "parent")   -- else there is one way only
+  local its_base, id = queue_keys.split(parent_key, base, type(named) == "string" and named)
+  if not its_base then
+    return nil   -- no full key of a job, so no parent of anyone
+  end
+  return M.look_at(parent_key, its_base, id)
 end
 
 --- Out of waiting-children and to where it runs. The caller knows that it sits there no more.

@@ -12,10 +12,29 @@ function M.of(base)
   }
 end
 
---- "{base}{id}" apart, at the last colon (protocol 1.3).
-function M.split(job_key)
-  local base, id = string.match(job_key, "^(.*:)([^:]*)$")
-  return base, id
+--- "{base}{id}" of another job apart; nil where that cannot be. An id may hold colons, and so may a prefix; a queue's name
+--- holds none. So of several ways the one counts that `named`, the `parent` field of the other's child, says, if there is
+--- one; else that by which the other has our own prefix; else the last colon (protocol 1.3).
+function M.split(job_key, base, named)
+  local its_base, id = string.match(job_key, "^([^:]+:[^:]+:)([^:]+)$")
+  if its_base then
+    return its_base, id
+  end
+  local readable, parent = pcall(cjson.decode, named or "")
+  if readable and type(parent) == "table" and type(parent.id) == "string" and type(parent.queueKey) == "string"
+    and parent.id ~= "" and parent.queueKey .. ":" .. parent.id == job_key then
+    return parent.queueKey .. ":", parent.id
+  end
+  local prefix = string.match(base, "^(.*:)[^:]*:$")
+  if prefix and string.sub(job_key, 1, #prefix) == prefix then
+    local queue
+    queue, id = string.match(job_key, "^([^:]+:)(.+)$", #prefix + 1)
+    if queue then
+      return prefix .. queue, id
+    end
+  end
+  its_base, id = string.match(job_key, "^(.*:)([^:]*)$")
+  return its_base, id
 end
 
 return M

@@ -16,7 +16,7 @@ local function remove(base, id)
   local key = base .. id
   local found = redis.pcall("HGET", key, "parentKey")
   if type(found) == "string" then
-    local readable, parent = pcall(parents.look, found)
+    local readable, parent = pcall(parents.look, found, key, base)
     if readable and parent then
       parents.child_removed(parent, key)
     end

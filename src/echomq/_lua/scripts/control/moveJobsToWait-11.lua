@@ -44,7 +44,7 @@ for index, id in ipairs(ids) do
   if job.is_hash and job.there then
     job.priority = place.priority(found[2])
     if found[3] and origin ~= "delayed" then
-      local readable, parent = pcall(parents.look, found[3])
+      local readable, parent = pcall(parents.look, found[3], base .. id, base)
       job.parent = readable and parent   -- one that cannot be read is left as it is: it must not hold up all the others
       spent = spent + 2
     end

@@ -62,11 +62,7 @@ local function children_in(key, family)
 end
 
 --- Reads a job and, as far as the budget goes, those below it. `whole`: all of them were reached, so it can be removed.
-local function visit(key)
-  local its_base, id = queue_keys.split(key)
-  if not its_base then
-    error("BROKEN " .. key .. " must be the full key of a job", 0)
-  end
+local function visit(key, its_base, id)
   local job = check.fields(key, "parentKey", "deid", "rjk")
   local node = { key = key, id = id, q = queue_of(its_base), parent_key = job[1], rjk = job[3], children = {}, whole = true }
   locked = locked or redis.call("EXISTS", key .. ":lock") == 1
@@ -87,7 +83,11 @@ local function visit(key)
         end
         if not seen[child_key] then
           seen[child_key] = true
-          local child = visit(child_key)
+          local child_base, child_id = queue_keys.split(child_key, base)
+          if not child_base then
+            error("BROKEN " .. child_key .. " must be the full key of a job", 0)
+          end
+          local child = visit(child_key, child_base, child_id)
           child.family = family
           node.children[#node.children + 1] = child
           node.whole = node.whole and child.whole
@@ -95,7 +95,7 @@ local function visit(key)
       end
     end
     if #node.children > 0 then
-      node.as_parent = parents.look(key)
+      node.as_parent = parents.look_at(key, its_base, id)
     end
   end
   one_ends = true
@@ -136,8 +136,8 @@ end
 
 seen[base .. job_id] = true
 local own = queue_of(base)
-local root = visit(base .. job_id)
-local its_parent = root.parent_key and parents.look(root.parent_key)
+local root = visit(base .. job_id, base, job_id)
+local its_parent = root.parent_key and parents.look(root.parent_key, root.key, base)
 local iteration = root.rjk and check.read("sorted set", "ZSCORE", schedulers, root.rjk)
 local now, now_text = clock.read(clock_given)
 

@@ -24,7 +24,7 @@ check.zset(completed)
 check.zset(failed)
 local key = base .. job_id
 local job = check.fields(key, "name", "priority", "parentKey", "opts")
-local parent = job[3] and parents.look(job[3])
+local parent = job[3] and parents.look(job[3], key, base)
 local now, now_text = clock.read(clock_given)
 
 local code, found = 0, ""

@@ -157,7 +157,7 @@ local function finish(kind, job_id, job_token, value, index, rule, fields, attem
   if owned ~= 0 then
     return owned
   end
-  local parent = job[3] and look_aside("its parent " .. job[3] .. " was not told", parents.look, job[3])
+  local parent = job[3] and look_aside("its parent " .. job[3] .. " was not told", parents.look, job[3], key, base)
   local policy
   if parent and kind == "failed" then
     local text = redis.call("HGET", key, "parent")
