@@ -117,7 +117,7 @@ class Queue:
             data: anything that can be written as JSON (dataclasses, msgspec structs, dates, UUIDs, enums too); left
                 out, an empty object.
             job_id: an id of your own. If a job of this id is there, nothing is changed; you get that job then, and its
-                ``duplicate`` is True.
+                ``duplicate`` is True. Where it cannot be read, the record has what you asked for; ``refresh()`` reads it.
             delay: seconds, or a ``timedelta``, before it may run.
             at: the moment (an aware ``datetime``) from which it may run; instead of ``delay``.
             priority: 0 (none: runs before all with one) or 1 … 2097151, lower first.
@@ -197,10 +197,9 @@ class Queue:
             not_new += others
         for start in range(0, len(not_new), MOST_JOBS):
             some = not_new[start : start + MOST_JOBS]
-            there_now = await asyncio.gather(*(made[position].refresh() for position, _ in some))
-            for (position, code), job in zip(some, there_now, strict=True):
-                if job is not None:
-                    made[position] = job.as_found(code)
+            found = await asyncio.gather(*(_as_it_is(made[position], code) for position, code in some))
+            for (position, _), job in zip(some, found, strict=True):
+                made[position] = job
         return made
 
     async def get_job(self, job_id: str) -> Job[Any] | None:
@@ -428,8 +427,7 @@ class Queue:
         """The job that had this id, or this deduplication id, already, as it is; as it was asked for, if it has just gone."""
         if added.code == FULL:
             raise self._full(added)
-        asked = self._job(new, added)
-        return ((await asked.refresh()) or asked).as_found(added.code)
+        return await _as_it_is(self._job(new, added), added.code)
 
     def _full(self, added: Added) -> QueueFull:
         assert self._home.max_size is not None
@@ -464,6 +462,51 @@ def _encoded(position: int, spec: JobSpec) -> NewJob:
 
 def _parts(jobs: list[NewJob]) -> Iterable[tuple[int, int]]:
     """Where to cut: parts of at most ``MOST_JOBS`` jobs and ``MOST_BYTES``; a job above that goes alone."""
+class DeadLetterQueue(Queue):
+    """The dead letters of a queue: ``queue.dead_letter``. An ordinary queue, in which they wait; a ``Worker`` may work it.
+
+    A dead letter is a job of its own, with the name and data of the one that failed, its reason and its tracebacks;
+    ``Job.dead_letter`` says more. The job that failed stays in its own queue, in ``failed``, as long as its retention says.
+    """
+
+    def __init__(self, origin: Queue) -> None:
+        self._origin = origin._home.keys
+        self._home = Home(origin._home.connection, self._origin.dead_letters)
+        self._dead_letter = None
+
+    async def requeue(self, job_id: str | None = None) -> list[str]:
+        """Moves dead letters back to the queue in which they failed, each as a new job whose attempts begin anew.
+
+        Each keeps the id that it had there if no job has it now (one that stands in ``failed`` does), else it gets a new one.
+        It goes to the end of the line, or of its priority's, at once, belongs to no parent, and holds no deduplication id.
+
+        Args:
+            job_id: the id of one, in this queue; left out, all that wait now, the oldest first.
+
+        Returns:
+            Their ids in the other queue. A call that is cut short has moved a part: call it again for the rest.
+
+        Raises:
+            StateError: it does not wait here, but was fetched by a worker, perhaps. JobNotFound: it is gone.
+            ServerUnavailable: no further part was carried out. ConnectionLost: of one part that is not known.
+        """
+        if job_id is not None and (not isinstance(job_id, str) or not job_id):
+            raise InvalidOption(f"job_id={job_id!r}: must be a text that is not empty")
+        return await control.requeue(self._home.line, self._origin, job_id)
+
+
+async def _as_it_is(asked: Job[Any], code: int) -> Job[Any]:
+    """The job that had this id, or this deduplication id, already, as it is; as it was asked for, if it has just gone or cannot be read.
+
+    By now nothing may look as if the jobs had not been added.
+    """
+    try:
+        found = await asked.refresh()
+    except EchoMQError:
+        return asked
+    return asked if found is None else found.as_found(code)
+
+
     start, size = 0, 0
     for position, job in enumerate(jobs):
         more = size_of(job)
