@@ -309,7 +309,7 @@ def check_step(
         answer = step(world)
     except redis.ResponseError as error:
         message = str(error)
-        assert message.startswith("BROKEN "), f"{what}: {message}"
+        assert message.startswith(("BROKEN ", "STALE ")), f"{what}: {message}"
         assert broken in message, f"{what}: {message}"
         after = world.snapshot()
         changed = [key for key in {*before, *after} if before.get(key) != after.get(key)]

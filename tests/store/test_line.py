@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
+from echomq import Job, Queue, Worker
 from echomq._store import control, read
 from echomq._store.codec import NewJob, encode_spec
 from echomq._store.codes import ADDED
 from echomq._store.keys import QueueKeys
 from echomq._store.line import MOST_BYTES, MOST_JOBS, Line
 from echomq.connection import Connection
-from echomq.errors import BrokenKey, ConnectionLost, ServerError, ServerUnavailable
+from echomq.errors import BrokenKey, ConnectionLost, ServerError, ServerUnavailable, StaleCall
 from echomq.options import JobSpec
 from tests.support.proxy import Loss, Proxy, needle
 from tests.support.server import Server
@@ -177,6 +178,87 @@ async def test_reads_are_repeated(server: Server, proxy: Proxy) -> None:
         assert found[1] == "waiting"
         proxy.lose("reply", b"HEXISTS")
         assert not await read.is_paused(line)
+
+
+async def test_duplicates_that_cannot_be_read_were_added_all_the_same(server: Server, proxy: Proxy) -> None:
+    connection = Connection(proxy.url, wait=0.3)
+    async with connection, Queue("q", connection=connection) as queue:
+        await queue.add("first", 0, job_id="mine")
+        proxy.lose("request", needle("getJob-8"), times=10**6)
+        jobs = await queue.add_bulk([JobSpec("x", 1), JobSpec("x", 2, job_id="mine"), JobSpec("x", 3)])
+        assert [(one.id, one.data, one.duplicate) for one in jobs] == [
+            ("2", 1, False),
+            ("mine", 2, True),
+            ("4", 3, False),
+        ]
+        again = await queue.add("x", 4, job_id="mine")
+        assert (again.id, again.data, again.duplicate) == ("mine", 4, True)
+        proxy.lose("request", needle("getJob-8"), times=0)
+        found = await again.refresh()
+        assert found is not None
+        assert found.data == 0
+    assert names(server) == ["first", "x", "x"]
+
+
+STRANGE_RECORDS = [b"garbage", b"99999999:1:\x90", b""]
+
+
+def write_records(server: Server, record: bytes) -> int:
+    """Writes this in place of what all lanes have on record."""
+    with server.client() as client:
+        lanes = client.hkeys(KEYS.resolve("calls"))
+        client.hset(KEYS.resolve("calls"), mapping=dict.fromkeys(lanes, record))
+        return len(lanes)
+
+
+@pytest.mark.parametrize("record", STRANGE_RECORDS)
+async def test_whoever_writes_into_the_records_costs_one_call(server: Server, record: bytes) -> None:
+    async with line_to(server.url) as line:
+        await line.add((job("before"),))
+        assert write_records(server, record) == 1
+        with pytest.raises(StaleCall, match="not added"):
+            await line.add((job("refused"),))
+        await line.add((job("after"),))
+        await control.pause(line)
+    assert names(server) == ["before", "after"]
+
+
+@pytest.mark.parametrize("record", STRANGE_RECORDS)
+async def test_a_call_whose_record_is_spoilt_before_it_is_asked_for_may_have_acted(
+    server: Server, proxy: Proxy, record: bytes
+) -> None:
+    async with line_to(proxy.url) as line:
+        await line.add((job("before"),))
+        proxy.lose("silence", ADD)
+        adding = line.add((job("lost"),))
+        await wait_until(lambda: len(names(server)) == 2)
+        assert write_records(server, record) == 1
+        proxy.lose("request", times=0)
+        with pytest.raises(ConnectionLost, match="outcome unknown"):
+            await adding
+        await line.add((job("after"),))
+        proxy.release()
+    assert names(server) == ["before", "lost", "after"]
+
+
+@pytest.mark.parametrize("record", STRANGE_RECORDS)
+async def test_a_worker_goes_on_when_somebody_writes_into_the_records(server: Server, record: bytes) -> None:
+    async def handler(job: Job[Any]) -> int:
+        return 1
+
+    async with (
+        Queue("q", connection=server.url) as queue,
+        Worker("q", handler, connection=server.url, concurrency=4, lock_duration=1, stalled_interval=0.2),
+    ):
+        assert await (await queue.add("before")).result(timeout=5) == 1
+        await wait_until(lambda: write_records(server, record) >= 3)
+        async with Queue("q", connection=server.url) as other:
+            jobs = [await other.add("after") for _ in range(8)]
+            assert [await job.result(timeout=10) for job in jobs] == [1] * 8
+        # The sweep too goes on: a job that lost its worker comes back.
+        server.cli("HSET", KEYS.job("j"), "name", "n", "data", "{}", "opts", "{}")
+        server.cli("LPUSH", KEYS.key("active"), "j")
+        await wait_until(lambda: server.cli("ZSCORE", KEYS.key("completed"), "j"), timeout=10)
 
 
 async def test_a_late_copy_of_an_answered_call_changes_nothing(server: Server, proxy: Proxy) -> None:

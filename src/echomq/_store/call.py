@@ -185,6 +185,12 @@ class Lane:
         self._under_way = False
         self._again = False
 
+    def _begin_anew(self) -> None:
+        """As another lane: somebody has written into the record of this one, so that no further call would be taken."""
+        self.id = secrets.token_urlsafe(9)
+        self._heads.clear()
+        self._number = 0
+
     def step_back(self) -> None:
         """If the last call was cancelled, its answer is unknown: the next one is to be the same call again."""
         if self._under_way:
@@ -223,6 +229,9 @@ class Lane:
         started = asyncio.get_running_loop().time()
         try:
             return await _call(self._link, name, head, (number, "1" if again else "", *args))
+        except StaleCall:
+            self._begin_anew()
+            raise
         except (ConnectionLost, ServerUnavailable) as error:
             trouble: Exception = error
         tries = _Tries(patience, started)
@@ -232,5 +241,12 @@ class Lane:
                 await tries.reconnect(self._link)
                 resent = "1" if again or tries.sent else ""
                 return await _call(self._link, name, head, (number, resent, *args))
+            except StaleCall as error:
+                self._begin_anew()
+                if resent:
+                    raise ConnectionLost(
+                        f"the call was sent, and there is no record of what it did: {error}"
+                    ) from error
+                raise
             except (ConnectionLost, ServerUnavailable) as error:
                 trouble = error

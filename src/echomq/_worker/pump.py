@@ -24,7 +24,7 @@ from echomq._store.fetch import Closed, Turn, Want, take
 from echomq._store.finish import Completed, GivenBack, Outcome, RateLimited, finish_and_take
 from echomq._store.keys import QueueKeys
 from echomq._worker.held import Held, HeldTable, Hold
-from echomq.errors import ConnectionLost, EchoMQError, EncodingError, ServerUnavailable, StaleCall
+from echomq.errors import ConnectionLost, EchoMQError, EncodingError, ServerUnavailable
 
 CAP = 50
 """Outcomes and jobs of one call: beyond, nothing is gained, and no script may take long."""
@@ -254,8 +254,6 @@ class Pump:
             except EchoMQError as error:
                 self._fetching -= ask.wanted
                 self._refused(ask.outcomes, error)
-                if isinstance(error, StaleCall):
-                    lane = Lane(self._link, self._keys)
                 self._tell_idle()
                 if not (isinstance(error, EncodingError) and ask.outcomes):  # else there is one the less to send
                     await asyncio.sleep(_PAUSE_AFTER_ERROR)

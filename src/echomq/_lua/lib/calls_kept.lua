@@ -8,7 +8,8 @@ local M = {}
 local KEEP_SECONDS = "3660"   -- an hour after the last use, with the minute in which the expiry is not renewed
 local RENEW_AFTER_MS = 60000
 
---- The kept reply of this very call, or nil. Raises STALE for an older one.
+--- The kept reply of this very call, or nil. Raises STALE for an older one, and where no record of ours stands: the caller
+--- then begins a new lane.
 function M.find(calls, lane, number)
   local record = redis.pcall("HGET", calls, lane)
   if type(record) == "table" then
@@ -19,7 +20,7 @@ function M.find(calls, lane, number)
   end
   local last, renewed, packed_at = string.match(record, "^(%d+):(%d+):()")
   if not last then
-    error("BROKEN " .. calls .. " has a record of lane " .. lane .. " that is none of ours", 0)
+    error("STALE call " .. number .. " of a lane whose record in " .. calls .. " is none of ours", 0)
   end
   if number < tonumber(last) then
     error("STALE call " .. number .. " of a lane that is at " .. last, 0)
