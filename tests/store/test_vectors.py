@@ -553,6 +553,25 @@ def test_29_in_steps(queue: Queue) -> None:
     assert queue.command("LLEN", "~wait") == 2500
 
 
+@pytest.mark.parametrize("guard", [str(T), "nan", "", "long ago", str(T + 60_000)])
+def test_29_a_guard_for_long_keeps_nobody_from_sweeping_in_time(queue: Queue, guard: str) -> None:
+    queue.add()
+    queue.fetch()
+    assert queue.clock is not None
+    if guard == str(T):
+        queue.sweep(interval=86_400_000)
+        queue.clock += 100
+        assert queue.sweep(interval=300) == ["", 200, 0]
+        queue.clock += 200
+    else:
+        queue.command("SET", "~stalled-check", guard, "PX", 86_400_000)
+    now, left, *_ = queue.sweep(interval=300)
+    assert now == str(queue.clock)
+    assert 0 < left <= 300
+    assert queue.get("stalled") == {"1"}
+    assert queue.get("stalled-check") == str(queue.clock)
+
+
 def test_30_extend_locks(queue: Queue) -> None:
     queue.add()
     queue.fetch(lock=500)

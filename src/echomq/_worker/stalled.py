@@ -18,7 +18,7 @@ class Sweeper:
 
     Args:
         lane: its own.
-        interval: seconds between sweeps, fleet-wide.
+        interval: seconds between sweeps, whoever of the fleet makes them.
         max_stalled: a job that stalls more often is failed by the next worker that fetches it.
     """
 
@@ -33,7 +33,7 @@ class Sweeper:
         while True:
             try:
                 swept = await self.tick()
-                pause = swept.next_in
+                pause = min(swept.next_in, self._interval)
             except (ConnectionLost, ServerUnavailable):
                 pause = min(_AGAIN, self._interval)
             except EchoMQError as error:

@@ -31,9 +31,12 @@ local SUSPECT_MS = "3600000"
 if step == 0 then
   local guard = check.text(check_at)
   if guard then
-    local left = redis.call("PTTL", check_at)
-    if left >= 0 then
-      return { "", left, 0 }
+    -- Its value says when the last sweep was. One of a worker that wants them seldom keeps nobody from sweeping in time, nor
+    -- does one that says nothing, or lies in the future.
+    local left, interval = redis.call("PTTL", check_at), tonumber(interval_ms)
+    local age = clock.read(clock_given) - (tonumber(guard) or 0)
+    if left >= 0 and age > -interval and age < interval then
+      return { "", math.min(left, math.ceil(interval - age)), 0 }
     end
   end
 end
