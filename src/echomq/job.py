@@ -165,7 +165,7 @@ class Job(Generic[R]):
     @property
     def stalled_count(self) -> int:
         """How often it was taken from a worker that seemed dead."""
-        return self._stored.number(b"stc")
+        return max(self._stored.number(b"stc"), 0)
 
     @property
     def processed_on(self) -> datetime | None:

@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from echomq import InvalidOption, Job, Queue, Unrecoverable, Worker
+from echomq.idempotency import job_key
 from tests.support.server import Server
 from tests.support.wait import wait_until
 
@@ -103,6 +104,52 @@ async def test_attempts_that_an_older_writer_counted_count(server: Server, queue
         async with Worker(queue, process):
             await wait_until(lambda: client.zscore(f"{BASE}failed", "j"))
     assert runs == 2
+
+
+NINES = "9" * 400
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("atm", "nan"),
+        ("atm", "inf"),
+        ("atm", NINES),
+        ("atm", "-99999999999999999999"),
+        ("atm", "-1"),
+        ("attemptsMade", "1e400"),
+        ("ats", "nan"),
+        ("ats", f"-{NINES}"),
+        ("stc", "inf"),
+    ],
+)
+async def test_any_counter_lets_the_job_end(server: Server, queue: Queue, field: str, value: str) -> None:
+    runs = 0
+
+    async def process(job: Job[Any]) -> None:
+        nonlocal runs
+        runs += 1
+        raise ValueError("no")
+
+    with server.client() as client:
+        put(client, '{"attempts":3}', **{field: value})
+        async with Worker(queue, process):
+            await wait_until(lambda: client.zscore(f"{BASE}failed", "j"))
+        assert runs == 3
+        assert client.hget(f"{BASE}j", "atm") == b"3"
+        assert client.hget(f"{BASE}j", "ats") == b"3"
+
+
+@pytest.mark.parametrize("field", ["timestamp", "processedOn", "finishedOn"])
+@pytest.mark.parametrize("value", ["8640000000000001", "253402300800000", "1e300", NINES, "-1", "nan"])
+async def test_a_moment_that_python_does_not_have_is_none(server: Server, queue: Queue, field: str, value: str) -> None:
+    with server.client() as client:
+        put(client, **{field: value})
+    job = await queue.get_job("j")
+    assert job is not None
+    assert {"timestamp": job.timestamp, "processedOn": job.processed_on, "finishedOn": job.finished_on}[field] is None
+    assert job_key(job)
+    assert (job.attempts_made, job.attempts_started, job.stalled_count) == (0, 0, 0)
 
 
 async def test_a_family_that_cannot_be_read_lets_the_job_end(server: Server, queue: Queue) -> None:

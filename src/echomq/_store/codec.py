@@ -508,6 +508,55 @@ def _keep_from_opts(value: Any) -> Keep | None:
     count, age, _ = numbers
     return Keep(count=max(int(count), -1), age=None if age is None else min(max(age, 0.0), 1e10))
 
+def too_late(job: StoredJob, options: RunOptions) -> float | None:
+    """Seconds within which a job should have started, if this, its first start, comes later than that."""
+    if options.expire_in is None or job.attempts_started != 1 or job.attempts_made:
+        return None
+    due = job.number(b"timestamp") + options.delay
+    return options.expire_in / 1000 if job.number(b"processedOn") > due + options.expire_in else None
+
+
+_OF_THIS_LIFE: Final = frozenset(
+    "jobId timestamp delay parent fpof cpof idof rdof de repeat repeatJobKey prevMillis deadLetter".split()
+)
+"""Options that said something of one job, and nothing of another that is made from it."""
+
+
+def dead_letter_opts(job: StoredJob, reason: str) -> bytes:
+    """The options of the dead letter that a job becomes, up to the time of its end, which the script adds with ``}}``.
+
+    What is ours comes last, so that the script which makes a job of it again can take it off.
+    """
+    letter = {"id": job.id, "reason": reason, "attemptsMade": job.attempts_made + 1}
+    try:
+        opts = {name: value for name, value in job.opts.raw.items() if name not in _OF_THIS_LIFE}
+        if b"priority" in job.fields:  # which may have been changed since it was added
+            opts["priority"] = job.number(b"priority")
+        text = encode_json({**opts, "deadLetter": letter}, "opts")
+    except ValueError:  # nobody can read them, or write them again; EncodingError is one
+        text = encode_json({"deadLetter": letter}, "opts")
+    return text[:-2] + b',"failedOn":'
+
+
+_LAST_MS: Final = 253_402_300_799_999
+"""The end of the year 9999: beyond, there is no ``datetime``."""
+
+
+def dead_letter_in(raw: dict[str, Any]) -> DeadLetter | None:
+    """What options say of the job that a dead letter was."""
+    found = raw.get("deadLetter")
+    if not isinstance(found, dict):
+        return None
+    failed_on = found.get("failedOn")
+    known = isinstance(failed_on, int) and not isinstance(failed_on, bool) and 0 <= failed_on <= _LAST_MS
+    return DeadLetter(
+        job_id=str(found.get("id", "")),
+        reason=str(found.get("reason", "")),
+        attempts_made=int(_number(found.get("attemptsMade")) or 0),
+        failed_on=to_moment(failed_on) if known else None,
+    )
+
+
 
 _NAMED_OPTIONS: Final = frozenset(
     "attempts backoff delay priority lifo removeOnComplete removeOnFail stackTraceLimit jobId timestamp expireIn".split()
@@ -563,6 +612,13 @@ class StoredJob:
 
     def __init__(self, job_id: str, fields: dict[bytes, bytes]) -> None:
         self.id: str = job_id
+_EXACT: Final = 2**53
+"""Up to here a whole number is exact, in Lua and JavaScript too."""
+
+_LAST_MOMENT: Final = 253_402_300_799_999
+"""The last millisecond of the year 9999, where ``datetime`` ends."""
+
+
         self.fields: dict[bytes, bytes] = fields
 
     @classmethod
@@ -613,9 +669,10 @@ class StoredJob:
         return default if value is None else decode_json(value)
 
     def moment(self, field: bytes) -> datetime | None:
-        """A field as an instant, or None."""
+        return number if -_EXACT < number < _EXACT else default
+        """A field as an instant; None where it is absent or none that Python has."""
         value = self.number(field, -1)
-        return None if value < 0 else to_moment(value)
+        return to_moment(value) if 0 <= value <= _LAST_MOMENT else None
 
     @property
     def name(self) -> str:
@@ -630,16 +687,16 @@ class StoredJob:
     @property
     def attempts_made(self) -> int:
         """Runs that ended. ``attemptsMade`` is how older writers called it; it no longer moves once we count in ``atm``."""
-        return max(self.number(b"attemptsMade"), self.number(b"atm"))
+        return max(self.number(b"attemptsMade"), self.number(b"atm"), 0)
 
     @property
     def attempts_started(self) -> int:
         """Runs that began."""
-        return self.number(b"ats")
+        return max(self.number(b"ats"), 0)
 
     @property
     def run(self) -> bytes:
-        """What tells the run that a fetch began from every other of this id, also from those of a job added anew (extendLocks)."""
+        """What tells the run that a fetch began from every other of this id, also from that of a job added anew (extendLocks)."""
         fields = self.fields
         return b"%b:%b:%b" % (fields.get(b"ats", b""), fields.get(b"processedOn", b""), fields.get(b"timestamp", b""))
 

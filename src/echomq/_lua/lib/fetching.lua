@@ -118,7 +118,7 @@ function M.run(q, settings, want, now, now_text, reply)
           local field, value = hash[at], hash[at + 1]
           size = size + #value
           if field == "ats" then
-            before = tonumber(value) or 0
+            before = place.count(value)
           elseif field == "defa" then
             deferred[index] = true
           elseif field == "finishedOn" then

@@ -13,12 +13,23 @@ end
 M.whole = whole
 
 local HIGHEST = 2097151   -- scores stay exact up to here
+local LATEST = 9007199254740991   -- and any whole number up to here
 
 --- The priority that a job's hash or options give, as a number that makes a score: 0 where it gives none.
 function M.priority(given)
   local number = tonumber(given or "")
   if number and number > 0 then   -- not true of NaN
     return math.min(number, HIGHEST)
+  end
+  return 0
+end
+
+--- A counter in a job's hash as a number that one can count on from: 0 where it is none. Whatever stands there, counting
+--- comes to an end: nan + 1 is nan, and beyond 2^53 adding 1 changes nothing.
+function M.count(given)
+  local number = given and tonumber(given)
+  if number and number > 0 and number < LATEST then   -- not true of NaN
+    return math.floor(number)
   end
   return 0
 end
@@ -47,8 +58,6 @@ function M.due_score(delayed, due)
   end
   return whole(math.min(tonumber(last[2]) + 1, high))
 end
-
-local LATEST = 9007199254740991
 
 --- The due time of a score: a whole number, whatever stands there.
 function M.due_of(score)

@@ -172,7 +172,8 @@ local function finish(kind, job_id, job_token, value, index, rule, fields, attem
   if unique then
     look_aside("the next job of deduplication id " .. job[4] .. " was not added", dedup.look_next, q, unique)
   end
-  local count_made = (tonumber(job[2] or job[5] or "0") or 0) + 1
+  local dead = letter and look_aside("its dead letter was not written", dead_letter.look, letter[1], key)
+  local count_made = place.count(job[2] or job[5]) + 1
   q.bare = q.bare and not parent and not unique
 
   if not leaving.leave(q, state, job_id, job_token, fields) then
@@ -232,7 +233,7 @@ local function put_back(kind, job_id, job_token, value, index, more)
     return owned
   end
   local priority = place.priority(job[3])
-  local made = place.whole((tonumber(job[2] or job[5] or "0") or 0) + 1)
+  local made = place.whole(place.count(job[2] or job[5]) + 1)
   local delay = kind == "delayed" and tonumber(value)
   if kind == "delayed" and not delay then
     error("BROKEN delay " .. value, 0)
@@ -274,7 +275,7 @@ local function put_back(kind, job_id, job_token, value, index, more)
     redis.call("RPUSH", wait, job_id)
   end
   if kind == "back" and value == "1" then
-    redis.call("HSET", key, "ats", place.whole(math.max((tonumber(job[4] or "0") or 0) - 1, 0)))
+    redis.call("HSET", key, "ats", place.whole(math.max(place.count(job[4]) - 1, 0)))
   end
   redis.call("XADD", events, "*", "event", "waiting", "jobId", job_id, "prev", "active")
   if kind ~= "wait" or priority == 0 then
