@@ -67,7 +67,8 @@ if settings.paused then
   paused_list.take_over(paused, wait)
 end
 
-local reply, runnable, later, trimmed = { now_text }, false, false, false
+local reply, later, trimmed = { now_text }, false, false
+local runnable
 if singly then
   reply, runnable, later = one_by_one.add_each(q, {
     given = ARGV, at = rest, stride = STRIDE, count = count, more = more, max_size = tonumber(max_size),
