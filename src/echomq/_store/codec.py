@@ -508,55 +508,6 @@ def _keep_from_opts(value: Any) -> Keep | None:
     count, age, _ = numbers
     return Keep(count=max(int(count), -1), age=None if age is None else min(max(age, 0.0), 1e10))
 
-def too_late(job: StoredJob, options: RunOptions) -> float | None:
-    """Seconds within which a job should have started, if this, its first start, comes later than that."""
-    if options.expire_in is None or job.attempts_started != 1 or job.attempts_made:
-        return None
-    due = job.number(b"timestamp") + options.delay
-    return options.expire_in / 1000 if job.number(b"processedOn") > due + options.expire_in else None
-
-
-_OF_THIS_LIFE: Final = frozenset(
-    "jobId timestamp delay parent fpof cpof idof rdof de repeat repeatJobKey prevMillis deadLetter".split()
-)
-"""Options that said something of one job, and nothing of another that is made from it."""
-
-
-def dead_letter_opts(job: StoredJob, reason: str) -> bytes:
-    """The options of the dead letter that a job becomes, up to the time of its end, which the script adds with ``}}``.
-
-    What is ours comes last, so that the script which makes a job of it again can take it off.
-    """
-    letter = {"id": job.id, "reason": reason, "attemptsMade": job.attempts_made + 1}
-    try:
-        opts = {name: value for name, value in job.opts.raw.items() if name not in _OF_THIS_LIFE}
-        if b"priority" in job.fields:  # which may have been changed since it was added
-            opts["priority"] = job.number(b"priority")
-        text = encode_json({**opts, "deadLetter": letter}, "opts")
-    except ValueError:  # nobody can read them, or write them again; EncodingError is one
-        text = encode_json({"deadLetter": letter}, "opts")
-    return text[:-2] + b',"failedOn":'
-
-
-_LAST_MS: Final = 253_402_300_799_999
-"""The end of the year 9999: beyond, there is no ``datetime``."""
-
-
-def dead_letter_in(raw: dict[str, Any]) -> DeadLetter | None:
-    """What options say of the job that a dead letter was."""
-    found = raw.get("deadLetter")
-    if not isinstance(found, dict):
-        return None
-    failed_on = found.get("failedOn")
-    known = isinstance(failed_on, int) and not isinstance(failed_on, bool) and 0 <= failed_on <= _LAST_MS
-    return DeadLetter(
-        job_id=str(found.get("id", "")),
-        reason=str(found.get("reason", "")),
-        attempts_made=int(_number(found.get("attemptsMade")) or 0),
-        failed_on=to_moment(failed_on) if known else None,
-    )
-
-
 
 _NAMED_OPTIONS: Final = frozenset(
     "attempts backoff delay priority lifo removeOnComplete removeOnFail stackTraceLimit jobId timestamp expireIn".split()
@@ -605,13 +556,6 @@ def public_options(options: RunOptions) -> JobOptions:
     )
 
 
-class StoredJob:
-    """A job's hash as it was read: fields are decoded when they are asked for."""
-
-    __slots__ = ("fields", "id")
-
-    def __init__(self, job_id: str, fields: dict[bytes, bytes]) -> None:
-        self.id: str = job_id
 _EXACT: Final = 2**53
 """Up to here a whole number is exact, in Lua and JavaScript too."""
 
@@ -619,6 +563,13 @@ _LAST_MOMENT: Final = 253_402_300_799_999
 """The last millisecond of the year 9999, where ``datetime`` ends."""
 
 
+class StoredJob:
+    """A job's hash as it was read: fields are decoded when they are asked for."""
+
+    __slots__ = ("fields", "id")
+
+    def __init__(self, job_id: str, fields: dict[bytes, bytes]) -> None:
+        self.id: str = job_id
         self.fields: dict[bytes, bytes] = fields
 
     @classmethod
@@ -651,17 +602,18 @@ _LAST_MOMENT: Final = 253_402_300_799_999
         return None if value is None else value.decode("utf-8", "replace")
 
     def number(self, field: bytes, default: int = 0) -> int:
-        """A field as a whole number; the default where it is absent or none."""
+        """A field as a whole number; the default where it is absent or none, or too large to be exact everywhere."""
         value = self.fields.get(field)
         if value is None:
             return default
         try:
-            return int(value)
+            number = int(value)
         except ValueError:
             try:
-                return int(float(value))
+                number = int(float(value))
             except (ValueError, OverflowError):
                 return default
+        return number if -_EXACT < number < _EXACT else default
 
     def json(self, field: bytes, default: Any = None) -> Any:
         """A field as JSON; the default where it is absent. Raises ``ValueError`` for what is no JSON."""
@@ -669,7 +621,6 @@ _LAST_MOMENT: Final = 253_402_300_799_999
         return default if value is None else decode_json(value)
 
     def moment(self, field: bytes) -> datetime | None:
-        return number if -_EXACT < number < _EXACT else default
         """A field as an instant; None where it is absent or none that Python has."""
         value = self.number(field, -1)
         return to_moment(value) if 0 <= value <= _LAST_MOMENT else None
