@@ -424,7 +424,6 @@ class Queue:
         await self.close()
 
     async def _not_new(self, new: NewJob, added: Added) -> Job[Any]:
-        """The job that had this id, or this deduplication id, already, as it is; as it was asked for, if it has just gone."""
         if added.code == FULL:
             raise self._full(added)
         return await _as_it_is(self._job(new, added), added.code)
@@ -445,6 +444,18 @@ class Queue:
         return Job(stored, self._home, state)
 
 
+async def _as_it_is(asked: Job[Any], code: int) -> Job[Any]:
+    """The job that had this id, or this deduplication id, already, as it is; as it was asked for, if it has just gone or cannot be read.
+
+    By now nothing may look as if the jobs had not been added.
+    """
+    try:
+        found = await asked.refresh()
+    except EchoMQError:
+        return asked
+    return asked if found is None else found.as_found(code)
+
+
 def _check_states(states: Iterable[JobState]) -> None:
     for state in states:
         if state not in JOB_STATES:
@@ -462,51 +473,6 @@ def _encoded(position: int, spec: JobSpec) -> NewJob:
 
 def _parts(jobs: list[NewJob]) -> Iterable[tuple[int, int]]:
     """Where to cut: parts of at most ``MOST_JOBS`` jobs and ``MOST_BYTES``; a job above that goes alone."""
-class DeadLetterQueue(Queue):
-    """The dead letters of a queue: ``queue.dead_letter``. An ordinary queue, in which they wait; a ``Worker`` may work it.
-
-    A dead letter is a job of its own, with the name and data of the one that failed, its reason and its tracebacks;
-    ``Job.dead_letter`` says more. The job that failed stays in its own queue, in ``failed``, as long as its retention says.
-    """
-
-    def __init__(self, origin: Queue) -> None:
-        self._origin = origin._home.keys
-        self._home = Home(origin._home.connection, self._origin.dead_letters)
-        self._dead_letter = None
-
-    async def requeue(self, job_id: str | None = None) -> list[str]:
-        """Moves dead letters back to the queue in which they failed, each as a new job whose attempts begin anew.
-
-        Each keeps the id that it had there if no job has it now (one that stands in ``failed`` does), else it gets a new one.
-        It goes to the end of the line, or of its priority's, at once, belongs to no parent, and holds no deduplication id.
-
-        Args:
-            job_id: the id of one, in this queue; left out, all that wait now, the oldest first.
-
-        Returns:
-            Their ids in the other queue. A call that is cut short has moved a part: call it again for the rest.
-
-        Raises:
-            StateError: it does not wait here, but was fetched by a worker, perhaps. JobNotFound: it is gone.
-            ServerUnavailable: no further part was carried out. ConnectionLost: of one part that is not known.
-        """
-        if job_id is not None and (not isinstance(job_id, str) or not job_id):
-            raise InvalidOption(f"job_id={job_id!r}: must be a text that is not empty")
-        return await control.requeue(self._home.line, self._origin, job_id)
-
-
-async def _as_it_is(asked: Job[Any], code: int) -> Job[Any]:
-    """The job that had this id, or this deduplication id, already, as it is; as it was asked for, if it has just gone or cannot be read.
-
-    By now nothing may look as if the jobs had not been added.
-    """
-    try:
-        found = await asked.refresh()
-    except EchoMQError:
-        return asked
-    return asked if found is None else found.as_found(code)
-
-
     start, size = 0, 0
     for position, job in enumerate(jobs):
         more = size_of(job)
