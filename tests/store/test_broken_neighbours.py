@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from echomq._lua.loader import scripts
-from tests.store.scripts import Outcome, Queue, T, completed, failed, job_args, retried, text
+from tests.store.scripts import Outcome, Queue, T, completed, dump, failed, job_args, retried, text
 from tests.support.server import Server
 
 DEFAULT_KIND: Any = os.environ.get("ECHOMQ_TEST_SERVER", "valkey")
@@ -382,6 +382,24 @@ FIELDS = [
     ("emq:{q}:meta", "duration"),
     ("emq:{q}:meta", "opts.maxLenEvents"),
     ("emq:{P}:meta", "concurrency"),
+FULL = "18446744073709551615-18446744073709551615"
+EVENTS = ("emq:{q}:events", "emq:{P}:events", "emqx:{q}:limits")
+
+
+@pytest.mark.parametrize("name", [one for one in STEPS if one not in ("publishEvent", *READS)])
+def test_event_logs_that_take_no_more_hold_nothing_up(world: World, name: str) -> None:
+    """A stream whose last id is the highest that there is: nothing tells it from others before an XADD fails."""
+
+    def outcome(full: bool) -> tuple[object, dict[str, object]]:
+        begin(world)
+        for key in EVENTS:
+            world.client.execute_command("XADD", key, FULL if full else "*", "event", "x")
+        answer = STEPS[name](world)
+        return answer, {key: content for key, content in dump(world.client).items() if key not in EVENTS}
+
+    assert outcome(full=True) == outcome(full=False)
+
+
     ("emq:{P}:meta", "opts.maxLenEvents"),
     ("emq:{q}:metrics:completed", "count"),
     ("emq:{q}:metrics:completed", "prevTS"),

@@ -72,6 +72,12 @@ def test_what_changes_something_has_a_lane_or_says_why_it_needs_none(found: Scri
         assert "safe to send again" in body.lower()
 
 
+@pytest.mark.parametrize("path", [*SCRIPT_FILES.values(), *LIB_FILES], ids=lambda path: path.stem)
+def test_no_event_that_cannot_be_written_ends_a_script_half_way(path: Path) -> None:
+    """An event log whose ids are used up looks like any other until XADD fails; where the event is all, that may be said."""
+    assert 'redis.call("XADD"' not in code_of(path) or path.stem == "publishEvent-3"
+
+
 @pytest.mark.parametrize("path", LIB_FILES, ids=lambda path: path.stem)
 def test_a_library_takes_everything_as_arguments(path: Path) -> None:
     code = code_of(path)

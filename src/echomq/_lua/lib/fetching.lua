@@ -158,7 +158,7 @@ function M.run(q, settings, want, now, now_text, reply)
         local id = ids[index]
         if broken[index] then   -- what stands there is no job; once in failed it is not fetched again and again
           redis.call("ZADD", q.failed, now_text, id)
-          redis.call("XADD", q.events, "*", "event", "failed", "jobId", id,
+          redis.pcall("XADD", q.events, "*", "event", "failed", "jobId", id,
             "failedReason", "the key of this job is not a hash", "prev", "waiting")
           dropped[#dropped + 1] = id
         elseif not jobs[index] and not twice[index] and string.sub(id, 1, 2) ~= "0:" then
@@ -178,7 +178,7 @@ function M.run(q, settings, want, now, now_text, reply)
         elseif hash then
           local key = q.base .. id
           local starts_text = place.whole(starts[index])
-          redis.call("XADD", q.events, "*", "event", "active", "jobId", id, "prev", "waiting")
+          redis.pcall("XADD", q.events, "*", "event", "active", "jobId", id, "prev", "waiting")
           if want.worker ~= "" then
             redis.call("HSET", key, "processedOn", now_text, "ats", starts_text, "pb", want.worker)
           else

@@ -14,7 +14,7 @@ function M.store(q, id, name, data, opts, timestamp, delay, priority, extra)
     redis.call("HSET", key, "name", name, "data", data, "opts", opts, "timestamp", timestamp, "delay", delay,
       "priority", priority)
   end
-  redis.call("XADD", q.events, "*", "event", "added", "jobId", id, "name", name)
+  redis.pcall("XADD", q.events, "*", "event", "added", "jobId", id, "name", name)
 end
 
 --- The delay of a job that is to be due at a moment: "0" for one that has passed.
@@ -28,7 +28,7 @@ function M.put(q, id, timestamp, delay, priority, lifo)
   if delay > 0 then
     local due = timestamp + delay
     redis.call("ZADD", q.delayed, place.due_score(q.delayed, due), id)
-    redis.call("XADD", q.events, "*", "event", "delayed", "jobId", id, "delay", place.whole(due))
+    redis.pcall("XADD", q.events, "*", "event", "delayed", "jobId", id, "delay", place.whole(due))
     return "delayed"
   end
   if priority > 0 then
@@ -38,7 +38,7 @@ function M.put(q, id, timestamp, delay, priority, lifo)
   else
     redis.call("LPUSH", q.wait, id)
   end
-  redis.call("XADD", q.events, "*", "event", "waiting", "jobId", id)
+  redis.pcall("XADD", q.events, "*", "event", "waiting", "jobId", id)
   return "runnable"
 end
 

@@ -60,7 +60,7 @@ local function place_released(parent, delay, now)
   if delay > 0 then
     local due = now + delay
     redis.call("ZADD", q.delayed, place.whole(due * place.TICK), id)
-    redis.call("XADD", q.events, "*", "event", "delayed", "jobId", id, "delay", place.whole(due))
+    redis.pcall("XADD", q.events, "*", "event", "delayed", "jobId", id, "delay", place.whole(due))
     place.mark_delayed(q.delayed, q.marker)
     return
   end
@@ -72,7 +72,7 @@ local function place_released(parent, delay, now)
   if not queue_meta.closed(parent.settings, q.active) then
     place.mark(q.marker)
   end
-  redis.call("XADD", q.events, "*", "event", "waiting", "jobId", id, "prev", "waiting-children")
+  redis.pcall("XADD", q.events, "*", "event", "waiting", "jobId", id, "prev", "waiting-children")
 end
 
 --- Releases the parent if nothing is pending (8.3).
@@ -168,7 +168,7 @@ function M.child_removed(parent, child_key)
     if not queue_meta.closed(parent.settings, q.active) then
       place.mark(q.marker)
     end
-    redis.call("XADD", q.events, "*", "event", "waiting", "jobId", parent.id, "prev", "waiting-children")
+    redis.pcall("XADD", q.events, "*", "event", "waiting", "jobId", parent.id, "prev", "waiting-children")
   end
 end
 

@@ -35,7 +35,7 @@ function M.run(q, now)
       else
         redis.call("LPUSH", q.wait, id)
       end
-      redis.call("XADD", q.events, "*", "event", "waiting", "jobId", id, "prev", "delayed")
+      redis.pcall("XADD", q.events, "*", "event", "waiting", "jobId", id, "prev", "delayed")
       redis.pcall("HSET", q.base .. id, "delay", "0")
     end
   end

@@ -66,7 +66,7 @@ end
 --- Says of each id that it was there.
 function M.say_taken(q, settings, taken)
   for _, job_id in ipairs(taken) do
-    redis.call("XADD", q.events, "MAXLEN", "~", settings.max_events, "*", "event", "duplicated", "jobId", job_id)
+    redis.pcall("XADD", q.events, "MAXLEN", "~", settings.max_events, "*", "event", "duplicated", "jobId", job_id)
   end
 end
 
@@ -139,7 +139,7 @@ function M.make(q, settings, made, now, now_text)
   new_job.store(q, job_id, made.name, made.data, "{" .. table.concat(parts, ",") .. "}", now_text, delay_text,
     place.whole(made.priority), { "rjk", made.id })
   if made.in_line then
-    redis.call("XADD", q.events, "*", "event", "waiting", "jobId", job_id)
+    redis.pcall("XADD", q.events, "*", "event", "waiting", "jobId", job_id)
   elseif new_job.put(q, job_id, now, delay, made.priority, false) == "delayed" then
     place.mark_delayed(q.delayed, q.marker)
     return

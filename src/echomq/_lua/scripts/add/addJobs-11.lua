@@ -122,9 +122,9 @@ else
       new_job.store(q, job_id, ARGV[at], ARGV[at + 1], ARGV[at + 2], timestamp_text, delay_text, priority)
       if plain[index] then
         if index < count then
-          redis.call("XADD", events, "*", "event", "waiting", "jobId", job_id)
+          redis.pcall("XADD", events, "*", "event", "waiting", "jobId", job_id)
         else
-          redis.call("XADD", events, "MAXLEN", "~", settings.max_events, "*", "event", "waiting", "jobId", job_id)
+          redis.pcall("XADD", events, "MAXLEN", "~", settings.max_events, "*", "event", "waiting", "jobId", job_id)
           trimmed = true
         end
       elseif new_job.put(q, job_id, tonumber(timestamp_text), tonumber(delay_text), tonumber(priority),
@@ -134,7 +134,7 @@ else
         runnable = true
       end
     else
-      redis.call("XADD", events, "*", "event", "duplicated", "jobId", job_id)
+      redis.pcall("XADD", events, "*", "event", "duplicated", "jobId", job_id)
     end
     reply[#reply + 1] = job_id
     reply[#reply + 1] = new[index] and 1 or 0

@@ -30,7 +30,7 @@ else
   local score = place.due_score(delayed, at)   -- with the job still among the others, as the protocol has it
   redis.call("HSET", base .. job_id, "delay", place.whole(at - now))
   redis.call("ZADD", delayed, score, job_id)
-  redis.call("XADD", events, "*", "event", "delayed", "jobId", job_id, "delay", place.whole(at))
+  redis.pcall("XADD", events, "*", "event", "delayed", "jobId", job_id, "delay", place.whole(at))
   place.mark_delayed(delayed, marker)
 end
 return calls_kept.keep(calls, lane, number, now, now_text, { now_text, code, found })

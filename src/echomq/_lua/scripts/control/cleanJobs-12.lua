@@ -57,7 +57,7 @@ local removed, next_skip, more = clearing.step(q, is_list, skip, most or math.hu
   local at = since(job)
   return ended or not at or at <= latest
 end)
-redis.call("XADD", events, "*", "event", "cleaned", "count", place.whole(#removed))
+redis.pcall("XADD", events, "*", "event", "cleaned", "count", place.whole(#removed))
 if place_name == "active" and #removed > 0 and redis.call("LLEN", wait) + redis.call("ZCARD", prioritized) > 0
   and not queue_meta.closed(q.settings, active) then
   place.mark(marker)   -- slots of the queue's concurrency are free again

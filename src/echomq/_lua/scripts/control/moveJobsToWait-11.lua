@@ -57,7 +57,7 @@ for index, id in ipairs(taken) do
   local job, key = jobs[index], base .. id
   if job.there then   -- else nothing but an id, which is only taken out
     line_up.put(q, id, job.priority)
-    redis.call("XADD", events, "*", "event", "waiting", "jobId", id, "prev", origin)
+    redis.pcall("XADD", events, "*", "event", "waiting", "jobId", id, "prev", origin)
     if job.is_hash and origin == "delayed" then
       redis.call("HSET", key, "delay", "0")
     elseif job.is_hash then

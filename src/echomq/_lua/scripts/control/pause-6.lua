@@ -18,5 +18,5 @@ local now, now_text = clock.read(clock_given)
 
 redis.call("DEL", marker)   -- first, so that a full memory does not refuse the rest: that is when a queue has to be paused
 redis.call("HSET", meta, "paused", "1")
-redis.call("XADD", events, "*", "event", "paused")
+redis.pcall("XADD", events, "*", "event", "paused")
 return calls_kept.keep(calls, lane, number, now, now_text, { now_text, paused_list.take_over(paused, wait) })

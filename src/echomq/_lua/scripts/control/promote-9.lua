@@ -32,7 +32,7 @@ else
   redis.call("ZREM", delayed, job_id)
   line_up.put(q, job_id, place.priority(job[2]))
   line_up.mark(q)
-  redis.call("XADD", events, "*", "event", "waiting", "jobId", job_id, "prev", "delayed")
+  redis.pcall("XADD", events, "*", "event", "waiting", "jobId", job_id, "prev", "delayed")
   redis.call("HSET", base .. job_id, "delay", "0")
 end
 return calls_kept.keep(calls, lane, number, now, now_text, { now_text, code, found })

@@ -36,6 +36,6 @@ else
     place.mark(marker)
   end
 end
-redis.call("XADD", limits, "MAXLEN", "1", "*", "changed", "1")   -- wakes all workers that a rate limit has told to wait
+redis.pcall("XADD", limits, "MAXLEN", "1", "*", "changed", "1")   -- wakes all workers that a rate limit has told to wait
 redis.call("PEXPIRE", limits, "60000")
 return calls_kept.keep(calls, lane, number, now, now_text, { now_text })

@@ -128,7 +128,7 @@ local function remove(node, parent)
     redis.call("DEL", node.dedup, node.dedup_next)
   end
   if job_keys.delete(node.key) > 0 then
-    redis.call("XADD", q.events, "MAXLEN", "~", q.settings.max_events, "*", "event", "removed", "jobId", node.id,
+    redis.pcall("XADD", q.events, "MAXLEN", "~", q.settings.max_events, "*", "event", "removed", "jobId", node.id,
       "prev", previous)
   end
   q.freed = q.freed or previous == "active"

@@ -47,6 +47,6 @@ else
   if parent then
     parents.child_runs_again(parent, key, from)
   end
-  redis.call("XADD", events, "*", "event", "waiting", "jobId", job_id, "prev", from)
+  redis.pcall("XADD", events, "*", "event", "waiting", "jobId", job_id, "prev", from)
 end
 return calls_kept.keep(calls, lane, number, now, now_text, { now_text, code, found })

@@ -29,6 +29,6 @@ if left == 0 then
   else
     place.mark_delayed(delayed, marker)
   end
-  redis.call("XADD", events, "*", "event", "resumed")
+  redis.pcall("XADD", events, "*", "event", "resumed")
 end
 return calls_kept.keep(calls, lane, number, now, now_text, { now_text, left })

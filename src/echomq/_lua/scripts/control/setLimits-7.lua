@@ -32,6 +32,6 @@ if redis.call("LLEN", wait) + redis.call("ZCARD", prioritized) > 0
   and not queue_meta.closed(queue_meta.read(meta), active) then
   place.mark(marker)
 end
-redis.call("XADD", limits, "MAXLEN", "1", "*", "changed", "1")   -- wakes all workers that a rate limit has told to wait
+redis.pcall("XADD", limits, "MAXLEN", "1", "*", "changed", "1")   -- wakes all workers that a rate limit has told to wait
 redis.call("PEXPIRE", limits, "60000")
 return calls_kept.keep(calls, lane, number, now, now_text, { now_text })

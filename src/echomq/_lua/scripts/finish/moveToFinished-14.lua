@@ -117,10 +117,10 @@ local function store_end(target, job_id, key, rule, value_field, value, made, pa
     used_rules[target][rule] = true
   end
   if fields and fields[1] == "resultError" then   -- ours: who waits for the result is told why it is null
-    redis.call("XADD", events, "*", "event", target, "jobId", job_id, value_field, value, "prev", "active",
+    redis.pcall("XADD", events, "*", "event", target, "jobId", job_id, value_field, value, "prev", "active",
       "resultError", fields[2])
   else
-    redis.call("XADD", events, "*", "event", target, "jobId", job_id, value_field, value, "prev", "active")
+    redis.pcall("XADD", events, "*", "event", target, "jobId", job_id, value_field, value, "prev", "active")
   end
   ended[target] = ended[target] + 1
 end
@@ -197,7 +197,7 @@ local function finish(kind, job_id, job_token, value, index, rule, fields, attem
     has_children = has_children or unique.payload ~= nil
   end
   if said then   -- an event of ours that says why it ended so: its name and fields, flat
-    redis.call("XADD", events, "*", "event", said[1], "jobId", job_id, unpack(said, 2))
+    redis.pcall("XADD", events, "*", "event", said[1], "jobId", job_id, unpack(said, 2))
   end
   if kind == "completed" then
     if parent then
@@ -213,7 +213,7 @@ local function finish(kind, job_id, job_token, value, index, rule, fields, attem
       redis.call("HDEL", key, "defa")
     end
     if count_made >= attempts then
-      redis.call("XADD", events, "*", "event", "retries-exhausted", "jobId", job_id, "attemptsMade",
+      redis.pcall("XADD", events, "*", "event", "retries-exhausted", "jobId", job_id, "attemptsMade",
         place.whole(count_made))
     end
   end
@@ -257,7 +257,7 @@ local function put_back(kind, job_id, job_token, value, index, more)
     else
       redis.call("HSET", key, "delay", value, "atm", made)
     end
-    redis.call("XADD", events, "*", "event", "delayed", "jobId", job_id, "delay", place.whole(due))
+    redis.pcall("XADD", events, "*", "event", "delayed", "jobId", job_id, "delay", place.whole(due))
     return 0
   end
   if kind == "retry" then
@@ -277,7 +277,7 @@ local function put_back(kind, job_id, job_token, value, index, more)
   if kind == "back" and value == "1" then
     redis.call("HSET", key, "ats", place.whole(math.max(place.count(job[4]) - 1, 0)))
   end
-  redis.call("XADD", events, "*", "event", "waiting", "jobId", job_id, "prev", "active")
+  redis.pcall("XADD", events, "*", "event", "waiting", "jobId", job_id, "prev", "active")
   if kind ~= "wait" or priority == 0 then
     runnable = true
   end
@@ -350,7 +350,7 @@ if taken == 0 then
       place.mark(marker)
     end
   elseif last_ended and redis.call("LLEN", active) == 0 and (count == 0 or (flags == 0 and next_due == "0")) then
-    redis.call("XADD", events, "*", "event", "drained")
+    redis.pcall("XADD", events, "*", "event", "drained")
   end
 end
 

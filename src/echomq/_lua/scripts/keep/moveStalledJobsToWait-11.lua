@@ -102,7 +102,7 @@ local function put_back(job_id)
   else
     redis.call("RPUSH", wait, job_id)
   end
-  local stalls = (tonumber(job[2] or "0") or 0) + 1
+  local stalls = place.count(job[2]) + 1
   local scheduled = false
   if job[3] and stalls > max_stalled then
     scheduled = redis.call("EXISTS", base .. "repeat:" .. job[3]) == 1
@@ -116,8 +116,8 @@ local function put_back(job_id)
   else
     redis.call("HSET", key, "stc", place.whole(stalls))
   end
-  redis.call("XADD", events, "*", "event", "waiting", "jobId", job_id, "prev", "active")
-  redis.call("XADD", events, "*", "event", "stalled", "jobId", job_id)
+  redis.pcall("XADD", events, "*", "event", "waiting", "jobId", job_id, "prev", "active")
+  redis.pcall("XADD", events, "*", "event", "stalled", "jobId", job_id)
   recovered[#recovered + 1] = job_id
 end
 

@@ -55,7 +55,7 @@ if goes_on then
   end
   if taken_out then
     schedule.take_out(q, job_id, at, deid, false)
-    redis.call("XADD", events, "*", "event", "removed", "jobId", job_id, "prev", at == "waiting" and "wait" or at)
+    redis.pcall("XADD", events, "*", "event", "removed", "jobId", job_id, "prev", at == "waiting" and "wait" or at)
   end
   redis.call("HSET", paused_schedulers, scheduler_id,
     cjson.encode({ fields = fields, slot = place.whole(tonumber(slot)), begun = not taken_out }))

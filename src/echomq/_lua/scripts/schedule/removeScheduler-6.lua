@@ -23,7 +23,7 @@ if slot then
   local job_id = schedule.iteration_id(scheduler_id, tonumber(slot))
   if redis.call("ZREM", delayed, job_id) == 1 then
     job_keys.delete(base .. job_id)
-    redis.call("XADD", events, "*", "event", "removed", "jobId", job_id, "prev", "delayed")
+    redis.pcall("XADD", events, "*", "event", "removed", "jobId", job_id, "prev", "delayed")
   end
   redis.call("ZREM", schedulers, scheduler_id)
   redis.call("DEL", base .. "repeat:" .. scheduler_id)
