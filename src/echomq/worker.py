@@ -323,7 +323,15 @@ class _Session:
             # A socket that is silently dead is noticed in the time of a block, whether the worker is idle or busy.
             reply_timeout = min(worker._connection.call_timeout, LONGEST_BLOCK)
             commands = await hub.new_link(reply_timeout=reply_timeout)
-            blocking = await hub.new_link(client_name=worker._keys.client_name(f":w:{plain(worker.name)}"))
+            client_name = worker._keys.client_name(f":w:{plain(worker.name)}")
+            if client_name is None:
+                logger.warning(
+                    "worker %s works, but lists of workers do not show it: the prefix %r holds a blank or a letter beyond ASCII, "
+                    "which a server refuses in names of clients",
+                    worker.name,
+                    worker._keys.prefix,
+                )
+            blocking = await hub.new_link(client_name=client_name)
             heartbeat = HeartbeatLink(await hub.settings())
             call = _Calls(worker, home, threads)
             self._crew = crew = Crew(

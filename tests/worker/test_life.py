@@ -159,6 +159,20 @@ async def test_two_workers_share_a_process_and_a_queue(server: Server) -> None:
     assert sorted(names.seen, key=int) == [job.id for job in jobs]
 
 
+@pytest.mark.parametrize("prefix", ["my app", "écho"])
+async def test_a_prefix_that_no_client_name_can_hold_does_all_the_same(
+    server: Server, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler = Names()
+    async with (
+        Queue("q", connection=server.url, prefix=prefix) as queue,
+        Worker("q", handler, connection=server.url, prefix=prefix),
+    ):
+        job = await queue.add("work")
+        assert await job.result(timeout=10) == job.id
+    assert caplog.text.count(f"the prefix {prefix!r} holds a blank or a letter beyond ASCII") == 1
+
+
 async def test_never_more_jobs_than_slots(server: Server) -> None:
     running = most = 0
 

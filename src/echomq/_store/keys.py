@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from dataclasses import dataclass
 
 from echomq.errors import InvalidOption
@@ -13,6 +14,8 @@ _SUFFIXES = {"check_at": "stalled-check", "waiting_children": "waiting-children"
 
 _OURS = {"calls": "calls", "suspects": "suspects", "limits": "limits", "paused_schedulers": "paused-schedulers"}
 """Keys of our own: not under ``{prefix}:``, where other programs' maintenance would take them for jobs and delete them."""
+
+_PLAIN = re.compile(r"[!-~]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,11 @@ class QueueKeys:
         """The key that a script's header calls ``name``."""
         return self.own_base + _OURS[name] if name in _OURS else self.base + _SUFFIXES.get(name, name)
 
-    def client_name(self, suffix: str = "") -> str:
-        """The name of a connection, by which ``getWorkers`` of any runtime finds it (protocol 11.2)."""
+    def client_name(self, suffix: str = "") -> str | None:
+        """The name of a connection, by which ``getWorkers`` of any runtime finds it (protocol 11.2).
+
+        None if a server refuses such a name, for what the prefix holds: the connection then goes without.
+        """
+        if not _PLAIN.fullmatch(self.prefix):
+            return None
         return f"{self.prefix}:{base64.b64encode(self.protocol_name.encode()).decode()}{suffix}"
