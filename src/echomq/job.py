@@ -197,6 +197,11 @@ class Job(Generic[R]):
         return self._stored.text(b"failedReason")
 
     @property
+    def skipped(self) -> str | None:
+        """Why it was not run, if its schedule skips runs that are late and this was one; it has completed without a result."""
+        return self._stored.text(b"skipped")
+
+    @property
     def stacktrace(self) -> list[str]:
         """The tracebacks of its failed runs, oldest first, as many as its options keep."""
         return self._stored.stacktrace()

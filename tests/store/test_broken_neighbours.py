@@ -89,6 +89,10 @@ class World:
         command("HSET", "~repeat:sch", "name", "tick", "every", 1000, "ic", 1, "data", "{}")
         command("ZADD", "~repeat", T, "sch")
         command("HSET", "~repeat:sch:1764400000000", "rjk", "sch")
+        # Two more: the next iteration of one is delayed, one is paused.
+        self.queue.run("upsertScheduler-16", "other", "", "", "", "", 0, '{"every":1000}', "", "name", "tick", "every", 1000,
+                       "startDate", T + 50_000)  # fmt: skip
+        command("HSET", self.queue.keys.resolve("paused_schedulers"), "rest", RESTING)
         for job_id in ("wc", "k1", "k2", "k3"):
             command(
                 "HSET",
@@ -198,6 +202,10 @@ def finish_all(world: World) -> list[Any]:
 
 OPTS = '{"attempts":0,"repeat":{"every":1000,"count":2},"repeatJobKey":"sch"}'
 
+EVERY = ("", "", "", "", 0, '{"every":1000}')
+TICK = ("name", "tick", "every", 1000)
+RESTING = '{"fields":{"name":"tick","every":"1000","offset":"0","ic":"1"},"slot":"1764400000000","begun":false}'
+
 STEPS: dict[str, Step] = {
     "addJobs": lambda world: world.queue.add_many(
         [
@@ -235,8 +243,15 @@ STEPS: dict[str, Step] = {
     "remove, alone": lambda world: world.queue.remove("k1", children=False),
     "removeDeduplicationKey": lambda world: world.queue.run("removeDeduplicationKey-1", "D", "a2"),
     "advanceScheduler": lambda world: world.queue.run(
-        "advanceScheduler-15", "sch", "repeat:sch:1764400000000", "", "1000", "", 0, OPTS
+        "advanceScheduler-15", "sch", "repeat:sch:1764400000000", "", "1000", 0, OPTS, "", "", "", ""
     ),
+    "upsertScheduler": lambda world: world.queue.run("upsertScheduler-16", "sch", *EVERY, "", *TICK),
+    "upsertScheduler, delayed": lambda world: world.queue.run("upsertScheduler-16", "other", *EVERY, "", *TICK),
+    "upsertScheduler, resumed": lambda world: world.queue.run("upsertScheduler-16", "rest", *EVERY, RESTING, *TICK),
+    "upsertScheduler, paused": lambda world: world.queue.run("upsertScheduler-16", "rest", *EVERY, "", *TICK),
+    "pauseScheduler": lambda world: world.queue.run("pauseScheduler-13", "other"),
+    "removeScheduler": lambda world: world.queue.run("removeScheduler-6", "other"),
+    "getSchedulers": lambda world: world.queue.run("getSchedulers-2", "sch", "other", "rest"),
     "promote": lambda world: world.queue.run("promote-9", "later"),
     "changeDelay": lambda world: world.queue.run("changeDelay-5", "later", 500, ""),
     "changePriority": lambda world: world.queue.run("changePriority-8", "w1", 5, ""),
@@ -265,7 +280,7 @@ REPLAYS = ("moveToActive, again", "moveToFinished, again")
 OTHERS = {"claimEffect", "finishEffect", "releaseEffect"}
 """They know one key, which is no queue's."""
 
-READS = {"getState", "getJob", "getCounts", "isFinished", "getRanges", "getRateLimitTtl"}
+READS = {"getSchedulers", "getState", "getJob", "getCounts", "isFinished", "getRanges", "getRateLimitTtl"}
 
 MAKE: dict[str, tuple[str | int, ...]] = {
     "string": ("SET", "{}", "rubbish"),

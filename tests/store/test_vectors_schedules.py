@@ -528,6 +528,12 @@ def test_58_a_start_that_is_a_slot_is_the_first(queue: Queue, schedules: Schedul
     later = start + timedelta(days=1)
     assert schedules.upsert("b", Every(60), start=later).next_run == later
     assert len(ids(queue)) == 2
+    assert ms(schedules.upsert("a", Cron("*/5 * * * *")).next_run) == T + 200_000
+    assert ms(schedules.upsert("b", Every(60)).next_run) == T
+    # One that has been waited for changes nothing any more.
+    queue.clock = T + 1000
+    assert ms(schedules.upsert("b", Every(60), start=at(T - 5000)).next_run) == T
+    assert len(ids(queue)) == 2
 
 
 # -- pause, resume

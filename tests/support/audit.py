@@ -35,7 +35,7 @@ _TYPES = {
     "metrics:completed:data": "list",
     "metrics:failed:data": "list",
 }
-_OWN_TYPES = {"calls": "hash", "suspects": "set", "limits": "stream"}
+_OWN_TYPES = {"calls": "hash", "suspects": "set", "paused-schedulers": "hash", "limits": "stream"}
 _PARTS = {
     "lock": "string",
     "logs": "list",

@@ -14,13 +14,17 @@ local settings = queue_meta.read(meta)
 check.zset(delayed)
 check.stream(events)
 local slot = check.read("sorted set", "ZSCORE", schedulers, scheduler_id)
+local job_id = slot and schedule.iteration_id(scheduler_id, tonumber(slot))
+if slot then
+  check.hash(base .. "repeat:" .. scheduler_id)
+  check.hash(base .. job_id)
+end
 check.hash(paused_schedulers)
 local now, now_text = clock.read(clock_given)
 
 redis.call("XTRIM", events, "MAXLEN", "~", settings.max_events)   -- first, so that a full memory does not refuse the rest
 local found = redis.call("HDEL", paused_schedulers, scheduler_id)
 if slot then
-  local job_id = schedule.iteration_id(scheduler_id, tonumber(slot))
   if redis.call("ZREM", delayed, job_id) == 1 then
     job_keys.delete(base .. job_id)
     redis.pcall("XADD", events, "*", "event", "removed", "jobId", job_id, "prev", "delayed")

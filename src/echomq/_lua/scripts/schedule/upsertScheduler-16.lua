@@ -50,7 +50,7 @@ end
 local settings = queue_meta.read(meta)
 schedule.check(q, settings)
 local scheduler = base .. "repeat:" .. scheduler_id
-local known = check.fields(scheduler, "every", "pattern", "tz", "offset", "ic")
+local known = check.fields(scheduler, "every", "pattern", "tz", "offset", "ic", "startDate")
 local previous = tonumber(check.read("sorted set", "ZSCORE", schedulers, scheduler_id) or "")
 local shelved = check.read("hash", "HGET", paused_schedulers, scheduler_id)
 local now, now_text = clock.read(clock_given)
@@ -70,7 +70,10 @@ end
 local goes_on = previous and known[5] and true or false
 local before, made, begun   -- made: how many iterations it has had
 if goes_on then
-  before = { every = known[1] or nil, pattern = known[2] or nil, tz = known[3] or nil, offset = known[4] or nil }
+  before = {
+    every = known[1] or nil, pattern = known[2] or nil, tz = known[3] or nil, offset = known[4] or nil,
+    startDate = known[6] or nil,
+  }
   made = schedule.number(known[5])
   if not made then
     error("BROKEN " .. scheduler .. " has an ic that is no whole number", 0)
@@ -92,8 +95,11 @@ end
 
 local start, latest, limit = tonumber(fields.startDate), tonumber(fields.endDate), tonumber(fields.limit)
 local step = fields.every and tonumber(fields.every)
-local same = before and previous and (record ~= "" or same_rhythm(before, fields.offset))
-  and not (start and previous < start and start > now) or false
+-- A start that is still to come, and is another than before, begins anew too.
+local awaited = before and tonumber(before.startDate or "")
+local restarted = before and previous and record == "" and before.startDate ~= fields.startDate
+  and ((awaited and awaited > now) or (start and start > now and previous < start)) or false
+local same = before and previous and (record ~= "" or same_rhythm(before, fields.offset)) and not restarted or false
 
 if shelved and not goes_on and record == "" then
   -- Who paused it did not ask for it to go on: the definition changes, and nothing else.
