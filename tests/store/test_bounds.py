@@ -291,3 +291,20 @@ def test_full_memory_lets_a_queue_be_paused(full: Queue) -> None:
     assert full.command("HGET", "~meta", "paused") == "1"
     full.resume()
     assert audit(full.client, "emq", "q") == []
+
+
+def test_full_memory_lets_jobs_be_changed_and_cleared_and_limits_be_set(full: Queue) -> None:
+    full.finish(failed("1", "lane:4", "bad"), failed("2", "lane:4", "bad"), completed("3", "lane:4"))
+    assert full.run("changeDelay-5", "41", 500, "")[1] == 0
+    assert full.run("promote-9", "41")[1] == 0
+    assert full.run("changePriority-8", "30", 3, "")[1] == 0
+    assert full.run("reprocessJob-10", "1", "")[1] == 0
+    assert full.run("moveJobsToWait-11", "failed", "")[1] == 1
+    full.run("setLimits-7", "concurrency", 9, "max", 5, "duration", 1000)
+    full.run("rateLimit-8", 5000)
+    assert full.get("limiter") == "9007199254740991"
+    assert len(full.run("cleanJobs-12", "completed", 0, "", 0, "")[1]) == 1
+    assert full.run("drain-9", "wait", 0, "", "")[1] == 34
+    with pytest.raises(redis.OutOfMemoryError):
+        full.run("publishEvent-3", "mine")
+    assert audit(full.client, "emq", "q") == []
