@@ -41,7 +41,7 @@ import json, sqlite3, time
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from echomq import Backoff, EchoMQ, Job, JobSpec, Queue, Worker
+from echomq import Backoff, Cron, EchoMQ, Every, Job, JobScheduler, JobSpec, Queue, Worker
 from echomq.idempotency import RedisOnce, SQLOnce
 app = EchoMQ()
 """
