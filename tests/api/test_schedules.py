@@ -320,6 +320,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("delay=5: not for a scheduled job: the schedule says when it runs", {"job": JobSpec("r", delay=5)}),
     ("not for a scheduled job: the schedule says when it runs", {"job": JobSpec("r", at=SOON)}),
     ("job_id='x': not for a scheduled job: each run has an id of its own", {"job": JobSpec("r", job_id="x")}),
+    ("deduplication=.*: not for a scheduled job", {"job": JobSpec("r", deduplication="x")}),
+    ("unique_by=.*: not for a scheduled job", {"job": JobSpec("r", {"a": 1}, unique_by=["a"])}),
     ("start=.*: must be a datetime with a time zone", {"start": datetime(2027, 1, 1)}),  # noqa: DTZ001
     ("must be after start", {"start": SOON, "end": SOON - timedelta(minutes=1)}),
     ("is in the past", {"end": datetime(2020, 1, 1, tzinfo=UTC)}),

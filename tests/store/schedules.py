@@ -72,10 +72,15 @@ class Schedules:
             self.advance(job_id)
         return taken
 
-    def advance(self, job_id: str) -> float | None:
-        """What a worker does before the handler; gives how late the job is, if it is to be skipped."""
+    def advance(self, job_id: str, *, started: int | None = None) -> float | None:
+        """What a worker does before the handler; gives how late the job is, if it is to be skipped.
+
+        ``started`` is for a job that has not been fetched.
+        """
         flat = self.queue.client.execute_command("HGETALL", self.queue.base + job_id)
         job = StoredJob.from_reply(job_id.encode(), flat)
+        if started is not None:
+            job.fields[b"processedOn"] = b"%d" % started
         return asyncio.run(schedule.Schedules(self._line).advance(job, Patience(1)))
 
 
