@@ -172,7 +172,6 @@ local function finish(kind, job_id, job_token, value, index, rule, fields, attem
   if unique then
     look_aside("the next job of deduplication id " .. job[4] .. " was not added", dedup.look_next, q, unique)
   end
-  local dead = letter and look_aside("its dead letter was not written", dead_letter.look, letter[1], key)
   local count_made = place.count(job[2] or job[5]) + 1
   q.bare = q.bare and not parent and not unique
 
