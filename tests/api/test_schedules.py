@@ -227,6 +227,29 @@ async def test_a_late_run_is_skipped(scheduler: JobScheduler, queue: Queue, url:
     assert server.cli("ZCARD", BASE + "delayed") == 1
 
 
+@pytest.mark.parametrize("how", ["deferred"])
+async def test_a_run_that_fails_without_being_run_does_not_end_its_schedule(
+    scheduler: JobScheduler, queue: Queue, url: str, server: Server, how: str
+) -> None:
+    await queue.pause()
+    template = JobSpec("report", expire_in=0.05) if how == "expired" else REPORT
+    info = await scheduler.upsert("tick", Every(3600), template)
+    assert info.next_run is not None
+    if how == "deferred":
+        job_id = f"repeat:tick:{round(info.next_run.timestamp() * 1000)}"
+        server.cli("HSET", BASE + job_id, "defa", "job stalled more than allowable limit")
+    await asyncio.sleep(0.1)
+    await queue.resume()
+    runs = Runs()
+    async with Worker("reports", runs, connection=url):
+        await wait_until(lambda: server.cli("ZCARD", BASE + "failed") == 1)
+    assert runs.jobs == []
+    assert server.cli("ZCARD", BASE + "delayed") == 1
+    found = await scheduler.get("tick")
+    assert found is not None
+    assert found.next_run == info.next_run + timedelta(hours=1)
+
+
 async def test_missed_runs_are_caught_up_with(scheduler: JobScheduler, queue: Queue, url: str) -> None:
     await queue.pause()
     await scheduler.upsert("tick", Every(0.1), REPORT, missed="catch_up", limit=10)

@@ -46,17 +46,18 @@ class Runner:
         except Exception as error:  # whatever was written there: the job ends, and says why
             why = f"the job's opts cannot be read: {error}" if deferred is None else deferred.decode("utf-8", "replace")
             return self._not_run(held, _NO_OPTIONS, why)
-        if deferred is not None:
-            return self._not_run(held, options, deferred.decode("utf-8", "replace"))
         try:
-            if b"rjk" in job.fields:
-                late = await self._advance(job)
-                if late is not None and held.hold not in _NOT_OURS:
-                    logger.warning(
-                        "job %s (%s) is %.3f s late and is skipped, as its schedule wants", job.id, job.name, late,
-                        extra=about(self._queue, job.id, job.name),
-                    )  # fmt: skip
-                    return self._ends.skipped(held, options, late)
+            # First of all: whatever becomes of this run, its schedule goes on.
+            late = await self._advance(job) if b"rjk" in job.fields else None
+            if held.hold in _NOT_OURS:
+                return None
+            if deferred is not None:
+                return self._not_run(held, options, deferred.decode("utf-8", "replace"))
+            if late is not None:
+                extra = about(self._queue, job.id, job.name)
+                text = "job %s (%s) is %.3f s late and is skipped, as its schedule wants"
+                logger.warning(text, job.id, job.name, late, extra=extra)
+                return self._ends.skipped(held, options, late)
             value = await self._called(held)
         except asyncio.CancelledError as error:
             if held.hold is Hold.STOPPED or (held.hold is Hold.RUNNING and self._all_cancelled()):
