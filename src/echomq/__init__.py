@@ -30,7 +30,7 @@ from echomq.errors import (
     UnsupportedServer,
 )
 from echomq.job import Job
-from echomq.models import JobOptions, JobState, Parent, ScheduleInfo
+from echomq.models import Healed, JobOptions, JobState, Parent, ScheduleInfo
 from echomq.options import Backoff, Cron, Deduplication, Every, JobSpec, Keep, Limiter
 from echomq.queue import Queue
 from echomq.scheduler import JobScheduler
@@ -53,6 +53,7 @@ __all__ = [
     "EchoMQError",
     "EncodingError",
     "Every",
+    "Healed",
     "InvalidOption",
     "Job",
     "JobFailed",

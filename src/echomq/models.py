@@ -27,6 +27,21 @@ class Parent(msgspec.Struct, frozen=True):
     queue_key: str
 
 
+class Healed(msgspec.Struct, frozen=True):
+    """What ``queue.admin.heal`` found.
+
+    Attributes:
+        looked_at: at how many jobs it looked.
+        put_back: the ids of those that stood in no state, by the state that each is in since.
+        broken: the ids of hashes that stand in no state and are no whole jobs: they lack a name, data, options or the time at
+            which they were made. They cannot be run, and are left as they are.
+    """
+
+    looked_at: int
+    put_back: dict[JobState, list[str]]
+    broken: list[str]
+
+
 class JobOptions(msgspec.Struct, frozen=True):
     """The options that a job was added with, as far as they were given.
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final, Literal, TypeAlias
 
-from echomq._store import control
+from echomq._store import control, heal
 from echomq._store.home import Home
 from echomq.errors import InvalidOption
+from echomq.models import Healed
 from echomq.options import Duration, check_whole, shown, to_seconds
 
 Ended: TypeAlias = Literal["failed", "completed"]
@@ -93,3 +94,23 @@ class QueueAdmin:
         if limit is not None:
             check_whole(limit, "limit", least=1)
         return await control.clean(self._home.line, state, older_than, limit)
+
+    async def heal(self) -> Healed:
+        """Puts back jobs that stand in no state although they are there: no worker would ever come upon them.
+
+        No program leaves such jobs but BullMQ 5, when it pauses or resumes beside others, and a hand that deletes a list. Beside
+        a BullMQ 5 the workers heal by themselves every few minutes; this is for whoever does not want to wait, or had none
+        running. It looks at every job of the queue, at most 1,000 at a time, while the queue goes on.
+
+        One that had ended is completed or failed again, one with children that are pending waits for them, one whose time is
+        still to come is delayed; the others go to the front of the line, the oldest first, or of their priority's. One that a
+        worker still has a lock of is left for the next time.
+
+        Raises:
+            ServerUnavailable: no further part was carried out. ConnectionLost: of one part that is not known.
+
+        Example:
+            >>> (await queue.admin.heal()).put_back
+            {'waiting': ['18', '21']}
+        """
+        return await heal.heal(heal.Way.of_line(self._home.line))

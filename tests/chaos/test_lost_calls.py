@@ -32,6 +32,7 @@ CALLED = [
     "getRanges-8",
     "getRateLimitTtl-2",
     "getSchedulers-2",
+    "healJobs-12",
     "isFinished-2",
     "moveJobsToWait-11",
     "moveStalledJobsToWait-11",
@@ -130,7 +131,9 @@ async def change(queue: Queue, ended: list[Job[Any]]) -> None:
         await first.retry()
     assert first.id in [job.id async for job in queue.jobs("prioritized")]
     assert await queue.admin.clean("prioritized", 0) == [first.id]
-    await queue.add("never", {})
+    lost = await queue.add("never", {})
+    await queue._home.line.ask("LREM", BASE + "wait", "0", lost.id)
+    assert (await queue.admin.heal()).put_back == {"waiting": [lost.id]}
     assert await queue.admin.drain() == 1
 
 

@@ -23,6 +23,11 @@ DEFAULT_KIND: Any = os.environ.get("ECHOMQ_TEST_SERVER", "valkey")
 PARENT = "emq:{P}:pp"
 CALLS = "emqx:{q}:calls"
 
+LOST: dict[str, tuple[str | int, ...]] = {
+    "l1": (), "l2": ("priority", 3), "l3": ("delay", 5000), "l4": ("finishedOn", T, "returnvalue", "1"), "l5": (),
+}  # fmt: skip
+"""Jobs that stand in no state."""
+
 Snapshot = dict[str, tuple[bytes, bool]]
 
 
@@ -124,6 +129,9 @@ class World:
         for job_id, state in (("k2", "completed"), ("k3", "failed")):
             command("ZADD", "~" + state, T, job_id)
             command("HSET", "~" + job_id, "finishedOn", T)
+        for job_id, fields in LOST.items():
+            command("HSET", "~" + job_id, "name", "x", "data", "{}", "opts", "{}", "timestamp", T, *fields)
+        command("SADD", "~l5:dependencies", "emq:{q}:w1")
         parents = Queue(self.client, "P", prefix="emq")
         parents.add_many(
             [job_args(job_id="pp"), job_args(), job_args(priority=1), job_args(delay=10), job_args(), job_args()]
@@ -261,6 +269,7 @@ STEPS: dict[str, Step] = {
     "drain": lambda world: world.queue.run("drain-9", "wait", 0, "", ""),
     "cleanJobs": lambda world: world.queue.run("cleanJobs-12", "wait", 0, "", 0, ""),
     "cleanJobs, active": lambda world: world.queue.run("cleanJobs-12", "active", 0, "", 0, ""),
+    "healJobs": lambda world: world.queue.run("healJobs-12", *LOST, "w1", "a1"),
     "setLimits": lambda world: world.queue.run("setLimits-7", "concurrency", 2000),
     "rateLimit": lambda world: world.queue.run("rateLimit-8", 1000),
     "publishEvent": lambda world: world.queue.run("publishEvent-3", "custom", "n", 1),
@@ -311,7 +320,7 @@ def is_job(key: str) -> bool:
 
 WITHOUT_PART = {
     *(f"a{n}" for n in range(1, 10)), *(f"{kind}{n}" for kind in ("r", "w", "old") for n in range(4)),
-    "p1", "p2", "due", "due ranked", "later", "wc", "k1", "k2", "k3", "pp",
+    "p1", "p2", "due", "due ranked", "later", "wc", "k1", "k2", "k3", "pp", *LOST,
 }  # fmt: skip
 
 
@@ -428,6 +437,11 @@ def test_event_logs_that_take_no_more_hold_nothing_up(world: World, name: str) -
     ("emq:{q}:due", "priority"),
     ("emq:{q}:w0", "ats"),
     ("emq:{q}:w0", "opts"),
+    ("emq:{q}:l1", "finishedOn"),
+    ("emq:{q}:l2", "priority"),
+    ("emq:{q}:l3", "delay"),
+    ("emq:{q}:l3", "timestamp"),
+    ("emq:{q}:l4", "finishedOn"),
     ("emq:{q}:dn:D", "opts"),
     ("emq:{q}:repeat:sch", "ic"),
     ("emq:{q}:repeat:sch", "every"),

@@ -35,7 +35,14 @@ _TYPES = {
     "metrics:completed:data": "list",
     "metrics:failed:data": "list",
 }
-_OWN_TYPES = {"calls": "hash", "suspects": "set", "paused-schedulers": "hash", "limits": "stream"}
+_OWN_TYPES = {
+    "calls": "hash",
+    "suspects": "set",
+    "paused-schedulers": "hash",
+    "limits": "stream",
+    "v5": "string",
+    "healing": "string",
+}
 _PARTS = {
     "lock": "string",
     "logs": "list",

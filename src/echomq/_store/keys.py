@@ -12,7 +12,10 @@ from echomq.options import check_queue_name
 # The names that scripts use in their headers, where they differ from the key's own suffix.
 _SUFFIXES = {"check_at": "stalled-check", "waiting_children": "waiting-children", "schedulers": "repeat"}
 
-_OURS = {"calls": "calls", "suspects": "suspects", "limits": "limits", "paused_schedulers": "paused-schedulers"}
+_OURS = {
+    "calls": "calls", "suspects": "suspects", "limits": "limits", "paused_schedulers": "paused-schedulers",
+    "version_5": "v5", "healing": "healing",
+}  # fmt: skip
 """Keys of our own: not under ``{prefix}:``, where other programs' maintenance would take them for jobs and delete them."""
 
 _PLAIN = re.compile(r"[!-~]+")

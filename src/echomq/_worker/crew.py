@@ -19,6 +19,7 @@ from echomq._store.fetch import Want
 from echomq._store.keep import extend_locks_now
 from echomq._store.keys import QueueKeys
 from echomq._store.schedule import Schedules
+from echomq._worker.heal import Healer
 from echomq._worker.held import Held, HeldTable, Hold
 from echomq._worker.keep import Keeper
 from echomq._worker.outcome import Ends
@@ -91,6 +92,7 @@ class Crew:
         self._runner = Runner(keys.queue, call, self._ends, self._advance, self._is_cancelled)
         self._keeper = Keeper(heartbeat, keys, self._table, plan.lock_duration, self._lost)
         self._sweeper = Sweeper(keys.queue, Lane(commands, keys), plan.stalled_interval, plan.max_stalled_count)
+        self._healer = Healer(keys, commands, Lane(commands, keys))
         limit, duration = plan.limit if plan.limit is not None else (None, None)
         self.pump = Pump(
             keys,
@@ -138,10 +140,11 @@ class Crew:
             self.pump.stop_when_empty()
         *lanes, blocking = [asyncio.create_task(role, name="echomq pump") for role in self.pump.tasks()]
         sweeping = asyncio.create_task(self._sweeper.run(), name="echomq sweep")
+        healing = asyncio.create_task(self._healer.run(), name="echomq heal")
         stopping = asyncio.create_task(stop.wait(), name="echomq stop")
         try:
             try:
-                await self._until_stopped(stopping, lanes, {blocking, sweeping})
+                await self._until_stopped(stopping, lanes, {blocking, sweeping, healing})
             except asyncio.CancelledError:  # all tasks of the loop are being cancelled: no time to lose
                 self._hurry.set()
                 for lane in lanes:
@@ -155,7 +158,7 @@ class Crew:
                 raise
             return await self._stop(lanes, blocking)
         finally:
-            roles = (stopping, sweeping, blocking, *lanes)
+            roles = (stopping, sweeping, healing, blocking, *lanes)
             for task in roles:
                 task.cancel()
             await asyncio.gather(*roles, return_exceptions=True)

@@ -1,0 +1,214 @@
+"""Healing: jobs that are there and stand in no state are found, and put back to where they belong.
+
+No transition leaves such a job. Those of BullMQ 5 that pause and resume can: they rename one list over another, and what stood
+there is left with a hash alone (protocol 3.16; docs/mixed-fleets.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from echomq._redis.client import Link
+from echomq._redis.wire import Argument, Reply
+from echomq._store.call import Lane, Patience, read_command
+from echomq._store.codec import decode_id, state_in, to_ms
+from echomq._store.keys import QueueKeys
+from echomq._store.line import Line
+from echomq.errors import ServerError
+from echomq.models import Healed, JobState
+
+_PAGE: Final = 1000
+_MOST: Final = 100
+_SCRIPT: Final = "healJobs-12"
+
+_SETS: Final = ("completed", "failed", "delayed", "prioritized", "waiting-children")
+_LISTS: Final = ("active", "wait", "paused")
+_KNOWN: Final = frozenset(
+    name.encode()
+    for name in (
+        *_SETS, *_LISTS, "id", "pc", "meta", "events", "marker", "stalled", "stalled-check", "limiter", "repeat", "priority",
+        "delay",
+    )
+)  # fmt: skip
+_NOT_JOBS: Final = (b"de:", b"dn:", b"metrics:")
+_ITERATION: Final = re.compile(rb"repeat:.*:\d+", re.DOTALL)
+_GLOB: Final = re.compile(r"([\[\]*?\\])")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a heal reads, and how it calls its script."""
+
+    keys: QueueKeys
+    read: Callable[..., Awaitable[Reply]]
+    change: Callable[[str, Sequence[Argument]], Awaitable[Reply]]
+
+    @classmethod
+    def of_line(cls, line: Line) -> Way:
+        """By a queue's line of calls."""
+        return cls(line.keys, line.ask, line.call)
+
+    @classmethod
+    def of_lane(cls, keys: QueueKeys, link: Link, lane: Lane) -> Way:
+        """By a worker's lane, without waiting for a server that is away."""
+
+        async def read(*command: Argument) -> Reply:
+            return await read_command(link, command, Patience(0))
+
+        async def change(name: str, args: Sequence[Argument]) -> Reply:
+            return await lane.call(name, args, Patience(0))
+
+        return cls(keys, read, change)
+
+
+async def wanted(way: Way, interval: float) -> bool:
+    """Whether it is this caller's turn to look for lost jobs: version 5 is about, and nobody has looked for so long."""
+    keys = way.keys
+    seen, version = await asyncio.gather(
+        way.read("EXISTS", keys.resolve("version_5")), way.read("HGET", keys.key("meta"), "version")
+    )
+    if not seen and not (isinstance(version, bytes) and version.startswith(b"bullmq:5.")):
+        return False
+    # A reply that is lost costs this turn; the next one comes when the guard has expired.
+    return await way.read("SET", keys.resolve("healing"), "1", "NX", "PX", str(to_ms(interval))) is not None
+
+
+async def heal(way: Way) -> Healed:
+    """Looks at every job of the queue, in steps of at most 1,000 names, and puts back those that stand in no state.
+
+    What moves while it looks is looked for once more; what is still not found, at one moment (the script).
+    """
+    count, lost = await _nowhere(way)
+    if lost:
+        lost -= await _standing(way, lost)
+        lost -= await _foreign(way, lost)
+    put_back: dict[JobState, list[str]] = {}
+    broken: list[str] = []
+    ages = [(age, job_id) async for age, job_id in _ages(way, lost)]
+    ages.sort(reverse=True)  # the oldest last: each goes to the front of the line
+    for start in range(0, len(ages), _MOST):
+        reply = await way.change(_SCRIPT, [job_id for _, job_id in ages[start : start + _MOST]])
+        assert isinstance(reply, list)
+        for job_id, state in zip(reply[1::2], reply[2::2], strict=True):
+            assert isinstance(job_id, bytes)
+            assert isinstance(state, bytes)
+            found = state_in(state)
+            (broken if found is None else put_back.setdefault(found, [])).append(decode_id(job_id))
+    return Healed(count, put_back, broken)
+
+
+async def _nowhere(way: Way) -> tuple[int, set[bytes]]:
+    """How many names were looked at, and those that stood in no state when they were."""
+    count = 0
+    names: set[bytes] = set()
+    async for page in _names(way):
+        count += len(page)
+        names |= await _in_no_set(way, page)
+    if names:
+        async for ids in _line(way):
+            names.difference_update(ids)
+    return count, names
+
+
+async def _standing(way: Way, names: set[bytes]) -> set[bytes]:
+    """Those that are found at a second look: they were moving at the first."""
+    found: set[bytes] = set()
+    async for ids in _line(way):
+        found |= names.intersection(ids)
+    rest = list(names - found)
+    for start in range(0, len(rest), _PAGE):
+        page = rest[start : start + _PAGE]
+        found |= set(page) - await _in_no_set(way, page)
+    return found
+
+
+async def _names(way: Way) -> AsyncIterator[list[bytes]]:
+    """The names under which jobs may stand, page by page."""
+    base = way.keys.base.encode("utf-8", "surrogateescape")
+    pattern = _GLOB.sub(r"\\\1", way.keys.base) + "*"
+    cursor = b"0"
+    while True:
+        reply = await way.read("SCAN", cursor, "MATCH", pattern, "COUNT", str(_PAGE))
+        assert isinstance(reply, list)
+        following, keys = reply
+        assert isinstance(following, bytes)
+        assert isinstance(keys, list)
+        cursor = following
+        page = {key[len(base) :] for key in keys if isinstance(key, bytes)}
+        yield [name for name in page if _may_be_a_job(name)]
+        if cursor == b"0":
+            return
+
+
+def _may_be_a_job(name: bytes) -> bool:
+    """By its name alone. An id holds no colon, or two, or is that of a schedule's run (protocol 1.3, 3.28).
+
+    So what belongs to a job is none: it has one colon, or three. Nor is what belongs to a queue whose prefix begins like ours.
+    """
+    if name in _KNOWN or name.startswith(_NOT_JOBS):
+        return False
+    if name.startswith(b"repeat:"):
+        return _ITERATION.fullmatch(name) is not None
+    return name.count(b":") in (0, 2)
+
+
+async def _in_no_set(way: Way, names: Iterable[bytes]) -> set[bytes]:
+    """Those of at most 1,000 names that stand in none of the sets."""
+    rest = list(names)
+    for kind in _SETS:
+        if not rest:
+            break
+        scores = await way.read("ZMSCORE", way.keys.key(kind), *rest)
+        assert isinstance(scores, list)
+        rest = [name for name, score in zip(rest, scores, strict=True) if score is None]
+    return set(rest)
+
+
+async def _line(way: Way) -> AsyncIterator[list[bytes]]:
+    """The ids of the lists, a chunk at a time."""
+    for kind in _LISTS:
+        start = 0
+        while True:
+            ids = await way.read("LRANGE", way.keys.key(kind), str(start), str(start + _PAGE - 1))
+            assert isinstance(ids, list)
+            yield ids  # type: ignore[misc]
+            if len(ids) < _PAGE:
+                break
+            start += _PAGE
+
+
+async def _foreign(way: Way, names: Iterable[bytes]) -> set[bytes]:
+    """Those that are jobs of a queue whose prefix begins with our queue's name: ``bull:ours:more:theirs:17``."""
+    owners: dict[bytes, set[bytes]] = {}
+    for name in names:
+        if b":" in name and not name.startswith(b"repeat:"):
+            owners.setdefault(name.rpartition(b":")[0], set()).add(name)
+    found: set[bytes] = set()
+    base = way.keys.base.encode("utf-8", "surrogateescape")
+    for owner, jobs in owners.items():
+        if await way.read("EXISTS", base + owner + b":id", base + owner + b":meta"):
+            found |= jobs
+    return found
+
+
+async def _ages(way: Way, names: Iterable[bytes]) -> AsyncIterator[tuple[int, bytes]]:
+    """The names of hashes, each with its timestamp."""
+    ordered = list(names)
+    base = way.keys.base.encode("utf-8", "surrogateescape")
+
+    async def age(name: bytes) -> int | None:
+        try:
+            found = await way.read("HGET", base + name, "timestamp")
+        except ServerError:  # no hash
+            return None
+        return int(found) if isinstance(found, bytes) and found.isdigit() else 0
+
+    for start in range(0, len(ordered), _MOST):
+        page = ordered[start : start + _MOST]
+        for name, found in zip(page, await asyncio.gather(*map(age, page)), strict=True):
+            if found is not None:
+                yield found, name

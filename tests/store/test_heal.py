@@ -1,0 +1,193 @@
+"""Healing, script and search: each kind of damage goes back to where it belongs, and what stands somewhere is not touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from tests.store.scripts import Queue, T, completed, failed, job_args, text
+from tests.support.audit import audit
+from tests.support.server import Server
+
+pytestmark = pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
+
+CLASS = 4294967296
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[redis.Redis]:
+    with server.client() as made:
+        yield made
+
+
+@pytest.fixture
+def queue(client: redis.Redis) -> Queue:
+    return Queue(client)
+
+
+def heal(queue: Queue, *ids: str, **call: Any) -> dict[str, str]:
+    """What the script put back, or found broken."""
+    reply = list(text(queue.run("healJobs-12", *ids, **call)))[1:]
+    return dict(zip(reply[::2], reply[1::2], strict=True))
+
+
+def test_from_wait_to_the_front_of_the_line_the_last_named_first(queue: Queue) -> None:
+    queue.add_many([job_args(job_id=name) for name in ("a", "b", "c")])
+    queue.command("DEL", "~wait", "~marker")
+    queue.add(job_id="d")
+    queue.command("DEL", "~marker")
+    queue.new_events()
+    assert heal(queue, "c", "b", "a", "d") == {"c": "waiting", "b": "waiting", "a": "waiting"}
+    assert queue.get("wait") == ["d", "c", "b", "a"]
+    assert queue.get("marker") == [("0", 0)]
+    assert queue.new_events() == [["waiting", "jobId", name, "prev", "unknown"] for name in ("c", "b", "a")]
+    assert queue.fetch(4).ids == ["a", "b", "c", "d"]
+
+
+def test_a_priority_to_the_front_of_its_class(queue: Queue) -> None:
+    queue.add_many([job_args(job_id=name, priority=5) for name in ("a", "b")])
+    queue.command("ZREM", "~prioritized", "a")
+    assert heal(queue, "a") == {"a": "prioritized"}
+    assert queue.get("prioritized") == [("a", 5 * CLASS + 1), ("b", 5 * CLASS + 2)]
+
+
+def test_a_job_whose_time_is_to_come_is_delayed_and_one_whose_time_has_come_waits(queue: Queue) -> None:
+    queue.add(job_id="a", delay=5000)
+    queue.command("DEL", "~delayed", "~marker")
+    queue.new_events()
+    assert heal(queue, "a") == {"a": "delayed"}
+    assert queue.get("delayed") == [("a", (T + 5000) * 4096)]
+    assert queue.get("marker")[-1] == ("1", T + 5000)
+    assert queue.new_events() == [["delayed", "jobId", "a", "delay", str(T + 5000)]]
+    queue.command("DEL", "~delayed")
+    queue.clock = T + 5000
+    assert heal(queue, "a") == {"a": "waiting"}
+
+
+def test_a_back_off_counts_from_the_last_start(queue: Queue) -> None:
+    queue.add(job_id="a")
+    queue.clock = T + 60_000
+    queue.fetch()
+    queue.command("HSET", "~a", "delay", 1000)
+    queue.command("DEL", "~active", "~a:lock")
+    assert heal(queue, "a") == {"a": "delayed"}
+    assert queue.get("delayed") == [("a", (T + 61_000) * 4096)]
+
+
+def test_from_active_once_its_lock_has_gone(queue: Queue) -> None:
+    queue.add(job_id="a")
+    queue.fetch()
+    queue.command("DEL", "~active")
+    before = queue.dump()
+    assert heal(queue, "a") == {}
+    assert queue.dump() == before
+    queue.command("DEL", "~a:lock")
+    assert heal(queue, "a") == {"a": "waiting"}
+
+
+@pytest.mark.parametrize("state", ["completed", "failed"])
+def test_what_had_ended_has_ended_as_it_did(queue: Queue, state: str) -> None:
+    queue.add(job_id="a")
+    queue.fetch()
+    end = completed("a", queue.token, "1") if state == "completed" else failed("a", queue.token, "bad", attempts=1)
+    queue.finish(end)
+    before = queue.dump()
+    queue.command("DEL", "~" + state)
+    assert heal(queue, "a") == {"a": state}
+    assert queue.dump() == before  # no event either: its end was told of
+
+
+def test_an_end_without_an_outcome_is_none(queue: Queue) -> None:
+    queue.add(job_id="a")
+    queue.command("HSET", "~a", "finishedOn", T)
+    queue.command("DEL", "~wait")
+    assert heal(queue, "a") == {"a": "waiting"}
+    assert "finishedOn" not in queue.get("a")
+
+
+def test_a_parent_waits_for_its_children_unless_it_is_to_fail(queue: Queue) -> None:
+    queue.add_many([job_args(job_id=name) for name in ("a", "b")])
+    for name in ("a", "b"):
+        queue.command("SADD", f"~{name}:dependencies", "bull:q:child")
+    queue.command("HSET", "~b", "defa", "child failed")
+    queue.command("DEL", "~wait")
+    queue.new_events()
+    assert heal(queue, "a", "b") == {"a": "waiting-children", "b": "waiting"}
+    assert queue.get("waiting-children") == [("a", T)]
+    assert queue.new_events()[0] == ["waiting-children", "jobId", "a", "prev", "unknown"]
+
+
+@pytest.mark.parametrize("many", [1, 30], ids=["few", "many"])
+def test_what_stands_somewhere_is_not_touched(queue: Queue, many: int) -> None:
+    """Few are looked for one by one, many at one look at the lists."""
+    queue.add_many([job_args(job_id=f"w{n}") for n in range(2500)])
+    queue.add_many([job_args(job_id=f"a{n}", lifo=True) for n in range(many)])
+    queue.fetch(many)
+    queue.command("DEL", *(f"~a{n}:lock" for n in range(many)))
+    queue.add_many([job_args(job_id=f"d{n}", delay=1000) for n in range(many)])
+    queue.add_many([job_args(job_id=f"p{n}", priority=1) for n in range(many)])
+    queue.command("RPUSH", "~paused", *(f"v{n}" for n in range(many)))
+    for n in range(many):
+        queue.command(
+            "HSET", f"~v{n}", "name", "x", "data", "{}", "opts", "{}", "timestamp", T, "delay", 0, "priority", 0
+        )
+    before = queue.dump()
+    for kind in "wadpv":
+        named = [f"{kind}{n}" for n in range(many)]
+        assert heal(queue, *named, "none") == {}
+    assert queue.dump() == before
+    queue.command("LREM", "~wait", 0, "w2400")
+    queue.command("LREM", "~wait", 0, "w7")
+    found = heal(queue, "w7", "w2400", *(f"w{n}" for n in range(100, 100 + many)), "w7")
+    assert found == {"w7": "waiting", "w2400": "waiting"}
+    assert queue.get("wait")[-2:] == ["w7", "w2400"]
+    assert len(queue.get("wait")) == 2500
+
+
+def test_while_the_queue_is_paused_no_marker_and_the_list_of_version_5_is_taken_over(queue: Queue) -> None:
+    queue.add_many([job_args(job_id=name) for name in ("a", "b", "c")])
+    queue.command("HSET", "~meta", "paused", 1)
+    queue.command("DEL", "~marker", "~wait")
+    queue.command("RPUSH", "~paused", "b")
+    queue.command("RPUSH", "~wait", "c")
+    assert heal(queue, "a", "b") == {"a": "waiting"}
+    assert queue.get("wait") == ["c", "b", "a"]
+    assert queue.get("marker") is None
+    assert queue.command("GET", "bullx:q:v5") == "1"
+    assert 86_000 < queue.command("TTL", "bullx:q:v5") <= 86_400
+
+
+@pytest.mark.parametrize("prefix", ["emq", "my:app"])
+def test_the_note_of_a_version_5_stands_with_our_own_keys(client: redis.Redis, prefix: str) -> None:
+    queue = Queue(client, prefix=prefix)
+    queue.add(job_id="a")
+    queue.command("RENAME", "~wait", "~paused")
+    queue.command("HSET", "~meta", "paused", 1)
+    queue.resume()
+    assert queue.command("EXISTS", queue.keys.resolve("version_5")) == 1
+    assert queue.get("wait") == ["a"]
+
+
+def test_broken_ones_are_named_and_left(queue: Queue) -> None:
+    queue.command("HSET", "~ghost", "processedOn", T, "ats", 1)
+    queue.command("HSET", "~half", "name", "x")
+    queue.command("HSET", "~repeat:a:1", "name", "x", "ic", 1)  # a schedule with such a name
+    queue.command("HSET", "~1:processed", "bull:q:2", "null")
+    queue.command("SET", "~text", "x")
+    before = queue.dump()
+    named = ["ghost", "half", "repeat:a:1", "1:processed", "text", "none"]
+    assert heal(queue, *named) == {"ghost": "broken", "half": "broken"}
+    assert queue.dump() == before
+
+
+def test_the_same_call_again_puts_nothing_back_twice(queue: Queue, server: Server) -> None:
+    queue.add(job_id="a")
+    queue.command("DEL", "~wait")
+    assert heal(queue, "a", number=50) == {"a": "waiting"}
+    assert heal(queue, "a", number=50, resent=True) == {"a": "waiting"}
+    assert queue.get("wait") == ["a"]
+    assert heal(queue, "a", number=51) == {}
+    assert audit(queue.client, "bull", "q") == []
