@@ -132,7 +132,8 @@ async def test_any_counter_lets_the_job_end(server: Server, queue: Queue, field:
         raise ValueError("no")
 
     with server.client() as client:
-        put(client, '{"attempts":3}', **{field: value})
+        put(client, '{"attempts":3}')
+        client.hset(f"{BASE}j", field, value)
         async with Worker(queue, process):
             await wait_until(lambda: client.zscore(f"{BASE}failed", "j"))
         assert runs == 3
@@ -144,7 +145,8 @@ async def test_any_counter_lets_the_job_end(server: Server, queue: Queue, field:
 @pytest.mark.parametrize("value", ["8640000000000001", "253402300800000", "1e300", NINES, "-1", "nan"])
 async def test_a_moment_that_python_does_not_have_is_none(server: Server, queue: Queue, field: str, value: str) -> None:
     with server.client() as client:
-        put(client, **{field: value})
+        put(client)
+        client.hset(f"{BASE}j", field, value)
     job = await queue.get_job("j")
     assert job is not None
     assert {"timestamp": job.timestamp, "processedOn": job.processed_on, "finishedOn": job.finished_on}[field] is None
