@@ -10,11 +10,12 @@ MADE := $(VENV)/.made
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
 PEERS := tests/interop/node/node_modules/.installed
+PYTHON_PEER := tests/interop/python/.venv/.installed
 PYRIGHT := node_modules/.installed
 
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-	--no-emit-index-url --no-emit-find-links --no-header $(UPGRADE) pyproject.toml
+	--no-emit-index-url --no-emit-find-links --no-header $(UPGRADE)
 PYTHON ?=
 export PYTHON
 
@@ -32,11 +33,11 @@ demo: $(RUN) ## Enrol learners while workers are killed, and audit the outcome
 	$(BIN)/echomq demo $(ARGS)
 
 .PHONY: test
-test: $(DEV) $(PEERS) | test-commands ## Run the tests against real servers and Node peers
+test: $(DEV) $(PEERS) $(PYTHON_PEER) | test-commands ## Run the tests against real servers and Node peers
 	$(BIN)/python -m pytest $(ARGS)
 
 .PHONY: torture
-torture: $(DEV) $(PEERS) | test-commands ## Run the long fault tests, which `test` leaves out
+torture: $(DEV) $(PEERS) $(PYTHON_PEER) | test-commands ## Run the long fault tests, which `test` leaves out
 	$(BIN)/python -m pytest -m torture --timeout=3600 $(ARGS)
 
 .PHONY: check
@@ -78,12 +79,13 @@ format: $(DEV) ## Format the code, and repair what the linter can repair
 
 .PHONY: requirements
 requirements: $(DEV) ## Write requirements/*.txt anew (UPGRADE=--upgrade for newer versions)
-	$(COMPILE) requirements/run.in --extra embedded --extra cli --extra fast -o requirements/run.txt
-	$(COMPILE) requirements/dev.in --all-extras -o requirements/dev.txt
+	$(COMPILE) pyproject.toml requirements/run.in --extra embedded --extra cli --extra fast -o requirements/run.txt
+	$(COMPILE) pyproject.toml requirements/dev.in --all-extras -o requirements/dev.txt
+	$(COMPILE) requirements/peers.in -o requirements/peers.txt
 
 .PHONY: clean
 clean: ## Remove everything that the other targets made
-	rm -rf $(VENV) node_modules tests/interop/node/node_modules dist build site
+	rm -rf $(VENV) node_modules tests/interop/node/node_modules tests/interop/python/.venv dist build site
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(MADE):
@@ -102,6 +104,11 @@ $(DEV): requirements/dev.txt pyproject.toml | $(MADE)
 
 $(PEERS): tests/interop/node/package-lock.json | test-commands
 	cd tests/interop/node && npm ci --ignore-scripts --loglevel=error
+	@touch $@
+
+$(PYTHON_PEER): requirements/peers.txt
+	.ci/venv $(@D)
+	$(@D)/bin/python -m pip --quiet --disable-pip-version-check install --require-hashes -r requirements/peers.txt
 	@touch $@
 
 $(PYRIGHT): package-lock.json | check-commands

@@ -1,4 +1,4 @@
-"""Node's BullMQ as a peer: one process with one version of it, which does what a test asks for (interop/node/peer.mjs)."""
+"""BullMQ as a peer: a process that does what a test asks for, with a version for Node (interop/node/peer.mjs), or for Python."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ Version: TypeAlias = Literal["bullmq5", "bullmq6"]
 VERSIONS: Final[tuple[Version, ...]] = get_args(Version)
 
 FOLDER: Final = Path(__file__).parents[1] / "interop" / "node"
+PYTHON_FOLDER: Final = FOLDER.parent / "python"
 ANSWER_TIMEOUT: Final = 30.0
 
 
@@ -55,38 +56,33 @@ class NodeDied(Exception):
 News: TypeAlias = dict[str, Any]
 
 
-class NodePeer:
-    """One Node process.
+class Peer:
+    """One process that speaks the language of peer.mjs.
 
     Args:
-        version: which BullMQ.
-        socket: the unix socket of the server.
+        label: what it is called in messages.
+        command: what starts it.
         on_news: called for each of the news, in a thread of its own.
 
     Attributes:
         news: what it told without being asked, oldest first: starts and ends of handlers, events, errors; ``at`` says when.
     """
 
-    def __init__(
-        self, version: Version, socket: Path, *, on_news: Callable[[NodePeer, News], None] | None = None
-    ) -> None:
-        node = shutil.which("node")
-        assert node is not None, "no node on PATH: install it (Debian: apt-get install nodejs npm)"
-        assert (FOLDER / "node_modules" / version).is_dir(), f"run `npm ci --ignore-scripts` in {FOLDER}"
-        self.version = version
+    def __init__(self, label: str, command: Sequence[str], on_news: Callable[[Any, News], None] | None = None) -> None:
+        self.label = label
         self.news: list[News] = []
         self._on_news = on_news
         self._number = 0
         self._asked: dict[int, Future[Any]] = {}
         self._mutex = threading.Lock()
         self._process = subprocess.Popen(  # it ends when its standard input does: with the tests, however they end
-            [node, str(FOLDER / "peer.mjs"), version, str(socket)],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             encoding="utf-8",
         )
-        self._reader = threading.Thread(target=self._read, name=f"reads {version}", daemon=True)
+        self._reader = threading.Thread(target=self._read, name=f"reads {label}", daemon=True)
         self._reader.start()
 
     @property
@@ -125,7 +121,7 @@ class NodePeer:
                 self._process.stdin.flush()
             except (OSError, ValueError):  # its end of the pipe, or ours, is closed
                 del self._asked[self._number]
-                future.set_exception(NodeDied(f"{self.version} has ended"))
+                future.set_exception(NodeDied(f"{self.label} has ended"))
         return future
 
     def told(self, news: str, **fields: Any) -> list[News]:
@@ -136,7 +132,7 @@ class NodePeer:
     async def tells(self, news: str, *, times: int = 1, timeout: float = 15, **fields: Any) -> list[News]:
         """Waits until it told so, so many times."""
         await wait_until(
-            lambda: len(self.told(news, **fields)) >= times, timeout, f"{news} {fields} from {self.version}"
+            lambda: len(self.told(news, **fields)) >= times, timeout, f"{news} {fields} from {self.label}"
         )
         return self.told(news, **fields)
 
@@ -196,14 +192,42 @@ class NodePeer:
             self._asked.clear()
         for future in left:
             if future.set_running_or_notify_cancel():
-                future.set_exception(NodeDied(f"{self.version} ended before it answered"))
+                future.set_exception(NodeDied(f"{self.label} ended before it answered"))
+
+
+class NodePeer(Peer):
+    """One Node process.
+
+    Args:
+        version: which BullMQ.
+        socket: the unix socket of the server.
+        on_news: called for each of the news, in a thread of its own.
+    """
+
+    def __init__(
+        self, version: Version, socket: Path, *, on_news: Callable[[NodePeer, News], None] | None = None
+    ) -> None:
+        node = shutil.which("node")
+        assert node is not None, "no node on PATH: install it (Debian: apt-get install nodejs npm)"
+        assert (FOLDER / "node_modules" / version).is_dir(), f"run `npm ci --ignore-scripts` in {FOLDER}"
+        self.version = version
+        super().__init__(version, [node, str(FOLDER / "peer.mjs"), version, str(socket)], on_news)
+
+
+class PythonPeer(Peer):
+    """One process with BullMQ for Python, which knows a part of the language: add, pause, resume, isPaused, work, reset."""
+
+    def __init__(self, url: str) -> None:
+        python = PYTHON_FOLDER / ".venv" / "bin" / "python"
+        assert python.exists(), f"no {python}: `make test` makes it"
+        super().__init__("bullmq for Python", [str(python), str(PYTHON_FOLDER / "peer.py"), url])
 
 
 @dataclass
 class NodeQueue:
     """A queue as Node sees it. Option and state names are Node's, durations milliseconds where Node has them so."""
 
-    node: NodePeer
+    node: Peer
     name: str
     prefix: str
     _workers: int = field(default=0, init=False)
