@@ -30,9 +30,10 @@ from echomq.errors import (
     UnsupportedServer,
 )
 from echomq.job import Job
-from echomq.models import Healed, JobOptions, JobState, Parent, ScheduleInfo
+from echomq.models import DeadLetter, FailureKind, Healed, JobOptions, JobState, Parent, ScheduleInfo
 from echomq.options import Backoff, Cron, Deduplication, Every, JobSpec, Keep, Limiter
-from echomq.queue import Queue
+from echomq.queue import DeadLetterQueue, Queue
+from echomq.retry_policy import RetryPolicy
 from echomq.scheduler import JobScheduler
 from echomq.task import AsyncTask, PlainTask, Task
 from echomq.worker import Call, Worker
@@ -48,11 +49,14 @@ __all__ = [
     "Connection",
     "ConnectionLost",
     "Cron",
+    "DeadLetter",
+    "DeadLetterQueue",
     "Deduplication",
     "EchoMQ",
     "EchoMQError",
     "EncodingError",
     "Every",
+    "FailureKind",
     "Healed",
     "InvalidOption",
     "Job",
@@ -75,6 +79,7 @@ __all__ = [
     "ResultTimeout",
     "ResultUnavailable",
     "RetryLater",
+    "RetryPolicy",
     "ScheduleInfo",
     "ServerError",
     "ServerUnavailable",

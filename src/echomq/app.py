@@ -16,6 +16,7 @@ from echomq.errors import InvalidOption, RetryLater, Unrecoverable
 from echomq.job import Job
 from echomq.options import Backoff, Deduplication, Duration, Keep
 from echomq.queue import Queue
+from echomq.retry_policy import RetryPolicy
 from echomq.task import AsyncTask, PlainTask, Task
 from echomq.worker import Call, Worker
 
@@ -108,6 +109,7 @@ class EchoMQ:
         name: str | None = None,
         queue: str = "default",
         timeout: Duration | None = None,
+        retry_policy: RetryPolicy | None = None,
         attempts: int = 0,
         backoff: Backoff | Duration | None = None,
         priority: int = 0,
@@ -127,6 +129,7 @@ class EchoMQ:
         name: str | None = None,
         queue: str = "default",
         timeout: Duration | None = None,
+        retry_policy: RetryPolicy | None = None,
         attempts: int = 0,
         backoff: Backoff | Duration | None = None,
         priority: int = 0,
@@ -147,6 +150,7 @@ class EchoMQ:
         name: str | None = None,
         queue: str = "default",
         timeout: Duration | None = None,
+        retry_policy: RetryPolicy | None = None,
         attempts: int = 0,
         backoff: Backoff | Duration | None = None,
         priority: int = 0,
@@ -168,6 +172,7 @@ class EchoMQ:
             timeout: seconds that a run may take; then it is cancelled, and that attempt has failed. A thread cannot be
                 stopped: ``Job.cancelled`` tells it, what it still returns is discarded, and its slot stays taken until it
                 ends.
+            retry_policy: which of its errors are worth another attempt; left out, the worker decides.
             attempts: of its jobs, as this and the following in ``JobSpec``.
             backoff: what to wait between attempts.
             priority: 0 for none, else lower first.
@@ -208,7 +213,14 @@ class EchoMQ:
                 )
             kind = AsyncTask if inspect.iscoroutinefunction(made) else PlainTask
             task: Task[Any, Any] = kind(
-                self, made, name=task_name, queue=queue, timeout=timeout, pass_job=pass_job, options=options
+                self,
+                made,
+                name=task_name,
+                queue=queue,
+                timeout=timeout,
+                pass_job=pass_job,
+                options=options,
+                retry_policy=retry_policy,
             )
             self._tasks[task_name] = task
             return task
@@ -273,7 +285,8 @@ class EchoMQ:
             self._refuse_unknown(job)
         arguments = task.arguments(job.data)
         before = (job,) if task.pass_job else ()
-        return Call(functools.partial(task.function, *before, **arguments), task.timeout, task.misfit)
+        function = functools.partial(task.function, *before, **arguments)
+        return Call(function, task.timeout, task.misfit, task.retry_policy)
 
     def _refuse_unknown(self, job: Job[Any]) -> NoReturn:
         """A rolling deploy must not lose work: the job waits, for a worker that knows it (docs: unknown tasks)."""

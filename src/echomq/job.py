@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from echomq._store import control, read
-from echomq._store.codec import StoredJob, decode_json, id_out, public_options
+from echomq._store.codec import StoredJob, dead_letter_in, decode_json, id_out, public_options
 from echomq._store.codes import ADDED, DEDUPLICATED, DUPLICATE
 from echomq._store.events import Ending, result_of
 from echomq._store.home import Home
@@ -24,7 +24,7 @@ from echomq.errors import (
     ResultTimeout,
     ResultUnavailable,
 )
-from echomq.models import JobOptions, JobState, Parent
+from echomq.models import FAILURE_KINDS, DeadLetter, FailureKind, JobOptions, JobState, Parent
 from echomq.options import JSON, MAX_PRIORITY, UNSET, Duration, check_moment, check_whole, to_seconds
 
 R = TypeVar("R")
@@ -200,6 +200,27 @@ class Job(Generic[R]):
     def skipped(self) -> str | None:
         """Why it was not run, if its schedule skips runs that are late and this was one; it has completed without a result."""
         return self._stored.text(b"skipped")
+
+    @property
+    def failure_kind(self) -> FailureKind | None:
+        """Why its latest failed run failed, as far as that decides what comes next.
+
+        None if it has not failed, or in workers of other programs only.
+        """
+        kind = self._stored.text(b"failureKind")
+        return kind if kind in FAILURE_KINDS else None
+
+    @property
+    def dead_letter(self) -> DeadLetter | None:
+        """In a queue of dead letters: what the job was before, and why it failed. None for any other job.
+
+        Raises:
+            BrokenKey: what stands on the server is no JSON object.
+        """
+        try:
+            return dead_letter_in(self._stored.opts.raw)
+        except ValueError as error:
+            raise self._broken("opts", error) from None
 
     @property
     def stacktrace(self) -> list[str]:

@@ -15,6 +15,14 @@ JobState: TypeAlias = Literal["waiting", "active", "delayed", "prioritized", "wa
 JOB_STATES: Final[tuple[JobState, ...]] = get_args(JobState)
 
 
+FailureKind: TypeAlias = Literal["transient", "permanent", "unknown", "unrecoverable", "crashed", "expired"]
+"""Why a run failed, as far as that decides what comes next: the first three say what the ``RetryPolicy`` thought of its error;
+``unrecoverable``, that its handler raised that, or that it could not be run; ``crashed``, that its workers died too often;
+``expired``, that it was not started in time."""
+
+FAILURE_KINDS: Final[tuple[FailureKind, ...]] = get_args(FailureKind)
+
+
 class Parent(msgspec.Struct, frozen=True):
     """The job that waits for a child.
 
@@ -25,6 +33,22 @@ class Parent(msgspec.Struct, frozen=True):
 
     id: str
     queue_key: str
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """What a dead letter was before: a job of another queue that failed for good.
+
+    Attributes:
+        job_id: the id that it had there.
+        reason: why it failed.
+        attempts_made: how many runs had ended, the last one included.
+        failed_on: when that was.
+    """
+
+    job_id: str
+    reason: str
+    attempts_made: int
+    failed_on: datetime | None
 
 
 class Healed(msgspec.Struct, frozen=True):

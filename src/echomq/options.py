@@ -146,14 +146,14 @@ def _check_text(text: str, name: str) -> None:
         ) from None
 
 
-_BUILT_IN: Final = ("fixed", "exponential")
+BUILT_IN_BACKOFFS: Final = ("fixed", "exponential", "linear")
 
 
 class Backoff(msgspec.Struct, frozen=True):
     """How long to wait before the next attempt.
 
     Attributes:
-        type: ``fixed``, ``exponential``, or the name of a strategy that the worker knows.
+        type: ``fixed``, ``exponential``, ``linear``, or the name of a strategy that the worker knows.
         delay: seconds.
         jitter: 0 to 1: this share of the wait is drawn at random, so that jobs that failed together do not come back
             together.
@@ -169,7 +169,8 @@ class Backoff(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not isinstance(self.type, str) or not self.type:
-            raise InvalidOption(f"backoff type {shown(self.type)}: must be 'fixed', 'exponential' or a strategy's name")
+            known = ", ".join(map(repr, BUILT_IN_BACKOFFS))
+            raise InvalidOption(f"backoff type {shown(self.type)}: must be {known} or a strategy's name")
         msgspec.structs.force_setattr(self, "delay", to_seconds(self.delay, "backoff delay"))
         if isinstance(self.jitter, bool) or not isinstance(self.jitter, (int, float)) or not 0 <= self.jitter <= 1:
             raise InvalidOption(f"backoff jitter {shown(self.jitter)}: must be a number from 0 to 1")
@@ -185,9 +186,14 @@ class Backoff(msgspec.Struct, frozen=True):
         return cls("exponential", to_seconds(delay, "backoff delay"), jitter)
 
     @classmethod
+    def linear(cls, delay: Duration, *, jitter: float = 0.0) -> Backoff:
+        """First ``delay``, then twice, then three times that, and so on. Workers of BullMQ do not know it (docs/retries.md)."""
+        return cls("linear", to_seconds(delay, "backoff delay"), jitter)
+
+    @classmethod
     def custom(cls, name: str, delay: Duration = 0.0) -> Backoff:
         """A strategy that the worker was given by this name: ``Worker(backoff_strategies={name: function})``."""
-        if name in _BUILT_IN:
+        if name in BUILT_IN_BACKOFFS:
             raise InvalidOption(
                 f"backoff strategy {name!r}: is a name of EchoMQ's own; use Backoff.{name}(…), or another name"
             )
@@ -196,6 +202,10 @@ class Backoff(msgspec.Struct, frozen=True):
 
 BackoffStrategy: TypeAlias = Callable[[int, BaseException], Duration | None]
 """A worker's own back-off: attempts made so far (1 after the first run), error → how long to wait; None: fail now."""
+
+
+OnCrashLimit: TypeAlias = Literal["fail", "backoff", "dead_letter"]
+"""What becomes of a job whose workers died more often than ``max_stalled_count``."""
 
 
 class Keep(msgspec.Struct, frozen=True):

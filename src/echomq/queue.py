@@ -78,6 +78,7 @@ class Queue:
         if max_size is not None:
             check_whole(max_size, "max_size", least=1)
         self._home = Home(Connection.of(connection), keys, max_size)
+        self._dead_letter: DeadLetterQueue | None = None
 
     def __repr__(self) -> str:
         return f"<Queue {self.name} at {self._home.connection.where}>"
@@ -340,6 +341,21 @@ class Queue:
             check_whole(max, "max", least=1)
         return await limits.ttl(self._home.line, max)
 
+    @property
+    def dead_letter(self) -> DeadLetterQueue:
+        """The queue of its dead letters: what jobs left that failed for good, if their workers have ``dead_letter=True``.
+
+        It is closed with this one.
+
+        Example:
+            >>> async for job in queue.dead_letter.jobs("waiting"):
+            ...     print(job.id, job.name, job.dead_letter.reason)
+            >>> await queue.dead_letter.requeue()
+        """
+        if self._dead_letter is None:
+            self._dead_letter = DeadLetterQueue(self)
+        return self._dead_letter
+
     async def publish(self, name: str, /, **fields: str | int | float | bool) -> None:
         """Writes an event of your own into the queue's event log, for whoever listens to it, in any language.
 
@@ -415,6 +431,8 @@ class Queue:
 
     async def close(self) -> None:
         """Waits for the calls under way, then lets the connection go. Closing again does nothing."""
+        if self._dead_letter is not None:
+            await self._dead_letter.close()
         await self._home.close()
 
     async def __aenter__(self) -> Self:
@@ -444,8 +462,41 @@ class Queue:
         return Job(stored, self._home, state)
 
 
+class DeadLetterQueue(Queue):
+    """The dead letters of a queue: ``queue.dead_letter``. An ordinary queue, in which they wait; a ``Worker`` may work it.
+
+    A dead letter is a job of its own, with the name and data of the one that failed, its reason and its tracebacks;
+    ``Job.dead_letter`` says more. The job that failed stays in its own queue, in ``failed``, as long as its retention says.
+    """
+
+    def __init__(self, origin: Queue) -> None:
+        self._origin = origin._home.keys
+        self._home = Home(origin._home.connection, self._origin.dead_letters)
+        self._dead_letter = None
+
+    async def requeue(self, job_id: str | None = None) -> list[str]:
+        """Moves dead letters back to the queue in which they failed, each as a new job whose attempts begin anew.
+
+        Each keeps the id that it had there if no job has it now (one that stands in ``failed`` does), else it gets a new one.
+        It goes to the end of the line, or of its priority's, at once, belongs to no parent, and holds no deduplication id.
+
+        Args:
+            job_id: the id of one, in this queue; left out, all that wait now, the oldest first.
+
+        Returns:
+            Their ids in the other queue. A call that is cut short has moved a part: call it again for the rest.
+
+        Raises:
+            StateError: it does not wait here, but was fetched by a worker, perhaps. JobNotFound: it is gone.
+            ServerUnavailable: no further part was carried out. ConnectionLost: of one part that is not known.
+        """
+        if job_id is not None and (not isinstance(job_id, str) or not job_id):
+            raise InvalidOption(f"job_id={job_id!r}: must be a text that is not empty")
+        return await control.requeue(self._home.line, self._origin, job_id)
+
+
 async def _as_it_is(asked: Job[Any], code: int) -> Job[Any]:
-    """The job that had this id, or this deduplication id, already, as it is; as it was asked for, if it has just gone or cannot be read.
+    """The job that had this id, or deduplication id, already, as it is; as asked for, if it has gone or cannot be read.
 
     By now nothing may look as if the jobs had not been added.
     """

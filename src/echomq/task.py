@@ -14,7 +14,8 @@ import msgspec
 from echomq._log import logger
 from echomq.errors import InvalidOption, Unrecoverable
 from echomq.job import Job
-from echomq.options import Backoff, Deduplication, Duration, JobSpec, Keep, to_seconds
+from echomq.options import Backoff, Deduplication, Duration, JobSpec, Keep, shown, to_seconds
+from echomq.retry_policy import RetryPolicy
 
 if TYPE_CHECKING:
     from echomq.app import EchoMQ
@@ -34,6 +35,7 @@ class Task(Generic[P, R]):
         queue: the name of the queue that its jobs go to.
         timeout: seconds that a run may take, or None.
         pass_job: whether the function's first argument is the running ``Job``.
+        retry_policy: which of its errors are worth another attempt; None: the worker decides.
 
     Example:
         >>> job = await enroll.enqueue(7, course="redis")
@@ -50,6 +52,7 @@ class Task(Generic[P, R]):
         timeout: Duration | None,
         pass_job: bool,
         options: dict[str, Any],
+        retry_policy: RetryPolicy | None = None,
         annotations: _Annotations | None = None,
     ) -> None:
         self._app = app
@@ -58,6 +61,11 @@ class Task(Generic[P, R]):
         self.queue = queue
         self.timeout: float | None = None if timeout is None else to_seconds(timeout, "timeout", least=0.001)
         self.pass_job = pass_job
+        if retry_policy is not None and not isinstance(retry_policy, RetryPolicy):
+            raise InvalidOption(
+                f"retry_policy={shown(retry_policy)}: must be a RetryPolicy, such as RetryPolicy.ALWAYS"
+            )
+        self.retry_policy = retry_policy
         self._options = options
         JobSpec(name, **options)  # wrong options are refused where they are written
         self._signature = _signature_of(function, name, pass_job)
@@ -112,6 +120,7 @@ class Task(Generic[P, R]):
             name=self.name,
             queue=self.queue,
             timeout=self.timeout,
+            retry_policy=self.retry_policy,
             pass_job=self.pass_job,
             options={**self._options, **given},
             annotations=self._annotations,

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self, get_args
 
 import msgspec
 
@@ -26,13 +26,26 @@ from echomq._worker.pump import LONGEST_BLOCK
 from echomq.connection import Connection, Hub
 from echomq.errors import ConnectionLost, InvalidOption, OutcomesNotStored, ServerUnavailable, StateError
 from echomq.job import Job
-from echomq.options import BackoffStrategy, Duration, Keep, Limiter, check_whole, to_seconds
+from echomq.options import (
+    BUILT_IN_BACKOFFS,
+    Backoff,
+    BackoffStrategy,
+    Duration,
+    Keep,
+    Limiter,
+    OnCrashLimit,
+    check_whole,
+    shown,
+    to_seconds,
+)
 from echomq.queue import Queue
+from echomq.retry_policy import RetryPolicy
 
 Processor = Callable[[Job[Any]], Any]
 """A handler: ``async def``, or a plain function, which runs in a thread of the worker's own."""
 
 _LONGEST_PAUSE = 1.0
+_CRASH_BACKOFF: Final = Backoff.exponential(60)
 
 _inside: ContextVar[Worker | None] = ContextVar("_inside", default=None)
 """Whose handler runs here."""
@@ -46,11 +59,13 @@ class Call(msgspec.Struct, frozen=True):
         timeout: seconds that it may take, or None. Then it is cancelled and that attempt has failed. A thread cannot be
             stopped: it is told by ``Job.cancelled``, what it still returns is discarded, and its slot stays taken until it ends.
         misfit: says what is wrong with what it returned, which is logged and stored all the same; None if nothing is.
+        retry_policy: which of its errors are worth another attempt; None: the worker's policy holds.
     """
 
     function: Callable[[], Any]
     timeout: float | None = None
     misfit: Callable[[Any], str | None] | None = None
+    retry_policy: RetryPolicy | None = None
 
 
 Route = Callable[[Job[Any]], Call]
@@ -77,7 +92,13 @@ class Worker:
         limiter: a rate limit, shared by the queue's workers.
         lock_duration: seconds after which a job whose worker is silent may be run by another.
         stalled_interval: seconds between looks for such jobs.
-        max_stalled_count: a job whose workers died more often than this is failed instead of run again.
+        max_stalled_count: how often a job's workers may die before ``on_crash_limit`` holds.
+        on_crash_limit: what becomes of a job whose workers died more often: ``"fail"``; ``"dead_letter"``, the same and a dead
+            letter; or ``"backoff"``, it never fails for that, but waits for a time that grows.
+        crash_backoff: that time: a ``Backoff``, at most an hour (or its ``delay``, if that is longer). Left out, a minute that
+            doubles.
+        retry_policy: which errors are worth another attempt, where a task has no policy of its own.
+        dead_letter: let each job that fails for good leave a dead letter in ``Queue.dead_letter``.
         shutdown_timeout: seconds that running jobs get to finish when the worker stops; then they are cancelled and given back.
         name: shown in jobs and dashboards; left out, host and process id.
         remove_on_complete, remove_on_fail: which finished jobs stay readable, where a job says nothing of its own.
@@ -110,6 +131,10 @@ class Worker:
         remove_on_complete: Keep = Keep.DEFAULT,
         remove_on_fail: Keep = Keep.DEFAULT,
         backoff_strategies: Mapping[str, BackoffStrategy] | None = None,
+        retry_policy: RetryPolicy = RetryPolicy.DEFAULT,
+        dead_letter: bool = False,
+        on_crash_limit: OnCrashLimit = "fail",
+        crash_backoff: Backoff | None = None,
         metrics_points: int = 0,
     ) -> None:
         if not callable(processor if route is None else route) or (processor is not None and route is not None):
@@ -132,6 +157,12 @@ class Worker:
                 raise InvalidOption(
                     f"{option}={value!r}: must be a Keep, such as Keep(count=1000), Keep.ALL or Keep.NONE"
                 )
+        if not isinstance(retry_policy, RetryPolicy):
+            raise InvalidOption(
+                f"retry_policy={shown(retry_policy)}: must be a RetryPolicy, such as RetryPolicy.ALWAYS"
+            )
+        if not isinstance(dead_letter, bool):
+            raise InvalidOption(f"dead_letter={shown(dead_letter)}: must be True or False")
         self.name: str = worker_name() if name is None else _checked_name(name)
         self._plan = Plan(
             name=self.name,
@@ -144,6 +175,10 @@ class Worker:
             keep_completed=remove_on_complete,
             keep_failed=remove_on_fail,
             backoff_strategies=backoff_strategies or {},
+            retry_policy=retry_policy,
+            dead_letter=dead_letter,
+            on_crash_limit=_checked_crash_limit(on_crash_limit, crash_backoff),
+            crash_backoff=_CRASH_BACKOFF if crash_backoff is None else crash_backoff,
             metrics_points=check_whole(metrics_points, "metrics_points", least=0, most=100_000),
         )
         self._processor = processor
@@ -410,6 +445,7 @@ class _Calls:
             assert self._processor is not None
             return await self._in_thread(held, job, functools.partial(self._processor, job), _never)
         call = self._route(job)
+        held.retry_policy = call.retry_policy
         value = await self._within_its_time(held, job, call)
         wrong = None if call.misfit is None else call.misfit(value)
         if wrong is not None:
@@ -462,6 +498,20 @@ def _check_takes_the_job(processor: Any) -> None:
         ) from None
     except Exception:  # not every callable shows its signature
         return
+
+
+def _checked_crash_limit(policy: OnCrashLimit, backoff: Backoff | None) -> OnCrashLimit:
+    if policy not in get_args(OnCrashLimit):
+        raise InvalidOption(f"on_crash_limit={shown(policy)}: must be one of {', '.join(get_args(OnCrashLimit))}")
+    if backoff is None:
+        return policy
+    if policy != "backoff":
+        raise InvalidOption(f"crash_backoff={shown(backoff)}: goes with on_crash_limit='backoff' only")
+    if not isinstance(backoff, Backoff) or backoff.type not in BUILT_IN_BACKOFFS or backoff.delay <= 0:
+        raise InvalidOption(
+            f"crash_backoff={shown(backoff)}: must be a fixed, linear or exponential Backoff of more than 0 seconds"
+        )
+    return policy
 
 
 def _checked_name(name: str) -> str:

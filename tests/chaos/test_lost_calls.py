@@ -48,6 +48,7 @@ CALLED = [
     "removeDeduplicationKey-1",
     "removeScheduler-6",
     "reprocessJob-10",
+    "requeue-5",
     "resume-8",
     "setLimits-7",
     "upsertScheduler-16",
@@ -123,6 +124,9 @@ async def change(queue: Queue, ended: list[Job[Any]]) -> None:
     await queue.rate_limit(0)
     assert await queue.rate_limit_ttl() == 0
     assert await queue.admin.retry_all() == 0
+    letter = await queue.dead_letter.add("never", {})
+    assert len(await queue.dead_letter.requeue(letter.id)) == 1
+    assert await queue.admin.drain() == 1
     first = await queue.add("never", {}, delay=3600)
     await first.change_delay(7200)
     await first.promote()

@@ -184,9 +184,17 @@ class Queue:
         return taken(self.run("moveToFinished-14", count, lock, worker, "", "", points, len(outcomes), *flat, **call))
 
     def sweep(
-        self, *, interval: int = 30_000, most: int = 1, confirm: int = 0, step: int = 0, **call: Any
+        self,
+        *,
+        interval: int = 30_000,
+        most: int = 1,
+        confirm: int = 0,
+        step: int = 0,
+        crash: Mapping[str, Any] | None = None,
+        **call: Any,
     ) -> list[Any]:
-        return list(text(self.run("moveStalledJobsToWait-11", interval, most, confirm, step, **call)))
+        pauses = b"" if crash is None else msgspec.msgpack.encode(crash)
+        return list(text(self.run("moveStalledJobsToWait-11", interval, most, confirm, step, pauses, **call)))
 
     def run_of(self, job_id: str, starts: int | None = None) -> str:
         """By what the job's present run is known; with another ``ats``, if it is given."""

@@ -159,7 +159,7 @@ def test_ways_to_wait_between_attempts() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("",), "backoff type '': must be 'fixed', 'exponential' or a strategy's name"),
+        (("",), "backoff type '': must be 'fixed', 'exponential', 'linear' or a strategy's name"),
         ((None,), "backoff type None"),
         (("fixed", -1), "backoff delay=-1: must be from 0"),
         (("fixed", "1"), "backoff delay='1': must be seconds"),

@@ -12,6 +12,7 @@ import pytest
 from echomq._store.codec import RunOptions
 from echomq._worker.retry import Retries
 from echomq.options import MAX_DELAY
+from echomq.retry_policy import RetryPolicy
 from tests.worker.pieces import stored
 
 ERROR = ValueError("it failed")
@@ -38,6 +39,37 @@ def test_exponential_doubles_and_has_an_end() -> None:
     chosen = options(attempts=10**6, backoff_type="exponential", backoff_delay=0.5)
     assert [Retries("q", {}).delay(stored(), chosen, made, ERROR) for made in (1, 2, 3, 4)] == [0.5, 1.0, 2.0, 4.0]
     assert Retries("q", {}).delay(stored(), chosen, 5000, ERROR) == MAX_DELAY
+
+
+def test_linear_grows_by_the_same_and_has_an_end() -> None:
+    chosen = options(attempts=10**12, backoff_type="linear", backoff_delay=0.5)
+    assert [Retries("q", {}).delay(stored(), chosen, made, ERROR) for made in (1, 2, 3, 4)] == [0.5, 1.0, 1.5, 2.0]
+    assert Retries("q", {}).delay(stored(), chosen, 10**11, ERROR) == MAX_DELAY
+    assert Retries("q", {}).delay(stored(), chosen, -3, ERROR) == 0.5
+
+
+class Wrong(RetryPolicy, frozen=True):
+    """A user's own, which does not keep to the rules."""
+
+    answer: Any = None
+
+    def kind(self, error: BaseException) -> Any:
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize("answer", [None, "perhaps", [], KeyError("x"), SystemExit()])
+def test_a_policy_that_is_wrong_costs_no_attempt(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR, "echomq"):
+        assert Retries("q", {}, Wrong(answer=answer)).kind(stored(), ERROR, None) == "unknown"
+    assert "the retry policy Wrong of queue q answered" in caplog.text
+
+
+def test_the_policy_of_the_task_goes_before_that_of_the_worker() -> None:
+    retries = Retries("q", {}, RetryPolicy(permanent=(ValueError,)))
+    assert retries.kind(stored(), ERROR, None) == "permanent"
+    assert retries.kind(stored(), ERROR, RetryPolicy(transient=(ValueError,))) == "transient"
 
 
 def test_jitter_takes_away_at_most_its_share() -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from echomq.errors import EncodingError, InvalidOption
-from echomq.models import JOB_STATES, JobOptions, JobState, Parent
+from echomq.models import JOB_STATES, DeadLetter, JobOptions, JobState, Parent
 from echomq.options import (
     KEEP_COMPLETED,
     KEEP_FAILED,
@@ -251,7 +251,8 @@ _PLAIN_OPTS: Final = b'{"attempts":0}'
 _LIFO: Final = pack({"lifo": True})
 
 
-def _backoff_opts(backoff: Backoff | Duration) -> dict[str, Any]:
+def backoff_opts(backoff: Backoff | Duration) -> dict[str, Any]:
+    """A back-off as it is stored."""
     if not isinstance(backoff, Backoff):
         return {"type": "fixed", "delay": duration_ms(backoff, "backoff")}
     made: dict[str, Any] = {"type": backoff.type, "delay": to_ms(backoff.delay)}
@@ -284,7 +285,7 @@ def _encode_opts(
 ) -> bytes:
     opts: dict[str, Any] = {"attempts": attempts}
     if backoff is not None:
-        opts["backoff"] = _backoff_opts(backoff)
+        opts["backoff"] = backoff_opts(backoff)
     if delay:
         opts["delay"] = delay
     if priority:
@@ -376,7 +377,10 @@ def encode_spec(spec: JobSpec) -> NewJob:
     if timestamp:
         opts = b'%b,"timestamp":%b}' % (opts[:-1], timestamp.encode())
     if spec.expire_in is not None:
-        opts = b'%b,"expireIn":%d}' % (opts[:-1], duration_ms(spec.expire_in, "expire_in"))
+        expire_in = duration_ms(spec.expire_in, "expire_in")
+        opts = b'%b,"expireIn":%d}' % (opts[:-1], expire_in)
+        if spec.at is not None:  # of which the options say nothing else
+            opts = b'%b,"expireAt":%d}' % (opts[:-1], moment_ms(spec.at) + expire_in)
     more: bytes | str = _LIFO if spec.lifo else ""
     de = _deduplication(spec, data)
     if de is not None:
@@ -436,6 +440,9 @@ class RunOptions(msgspec.Struct, frozen=True):
     Attributes:
         raw: the whole object, BullMQ's stored names.
         keep_completed, keep_failed: retention rules for the finish script, or None for the worker's own.
+        expire_in: milliseconds after its due time within which it must start, or None.
+        expire_at: the end of that time as a moment, where the due time was one.
+        delay: milliseconds from when it was made to its due time.
     """
 
     raw: dict[str, Any]
@@ -447,6 +454,9 @@ class RunOptions(msgspec.Struct, frozen=True):
     keep_completed: str | None = None
     keep_failed: str | None = None
     stack_trace_limit: int | None = None
+    expire_in: float | None = None
+    expire_at: int = 0
+    delay: float = 0.0
 
 
 _MOST: Final = 1e12  # far beyond every option that means something
@@ -459,6 +469,17 @@ def _number(value: Any) -> float | None:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return float(min(max(value, -_MOST), _MOST))
+
+
+_LAST_MS: Final = 253_402_300_799_999
+"""The end of the year 9999: beyond, there is no ``datetime``."""
+
+
+def _moment_number(value: Any) -> int | None:
+    """Milliseconds since the epoch of somebody's JSON; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LAST_MS:
+        return None
+    return value
 
 
 _CACHED_OPTS: Final = 512  # bytes: long ones are seldom equal, and would fill the cache
@@ -495,10 +516,60 @@ def _decode_opts(text: bytes) -> RunOptions:
         keep_completed=_rule_from_opts(raw.get("removeOnComplete")),
         keep_failed=_rule_from_opts(raw.get("removeOnFail")),
         stack_trace_limit=None if limit is None else int(limit),
+        expire_in=_number(raw.get("expireIn")),
+        expire_at=_moment_number(raw.get("expireAt")) or 0,
+        delay=max(_number(raw.get("delay")) or 0.0, 0.0),
     )
 
 
 _decode_opts_once: Final = lru_cache(maxsize=1024)(_decode_opts)
+
+
+def too_late(job: StoredJob, options: RunOptions) -> float | None:
+    """Seconds within which a job should have started, if this, its first start, comes later than that.
+
+    One that has failed before, perhaps for this very reason, is run: somebody wants it again.
+    """
+    if options.expire_in is None or job.attempts_started != 1 or job.attempts_made or b"stacktrace" in job.fields:
+        return None
+    last = max(job.number(b"timestamp") + options.delay + options.expire_in, options.expire_at)
+    return options.expire_in / 1000 if job.number(b"processedOn") > last else None
+
+
+_OF_THIS_LIFE: Final = frozenset(
+    "jobId timestamp delay parent fpof cpof idof rdof de repeat repeatJobKey prevMillis deadLetter expireAt".split()
+)
+"""Options that said something of one job, and nothing of another that is made from it."""
+
+
+def dead_letter_opts(job: StoredJob, reason: str) -> bytes:
+    """The options of the dead letter that a job becomes, up to the time of its end, which the script adds with ``}}``.
+
+    What is ours comes last, so that the script which makes a job of it again can take it off.
+    """
+    letter = {"id": job.id, "reason": reason, "attemptsMade": job.attempts_made + 1}
+    try:
+        opts = {name: value for name, value in job.opts.raw.items() if name not in _OF_THIS_LIFE}
+        if b"priority" in job.fields:  # which may have been changed since it was added
+            opts["priority"] = job.number(b"priority")
+        text = encode_json({**opts, "deadLetter": letter}, "opts")
+    except ValueError:  # nobody can read them, or write them again; EncodingError is one
+        text = encode_json({"deadLetter": letter}, "opts")
+    return text[:-2] + b',"failedOn":'
+
+
+def dead_letter_in(raw: dict[str, Any]) -> DeadLetter | None:
+    """What options say of the job that a dead letter was."""
+    found = raw.get("deadLetter")
+    if not isinstance(found, dict):
+        return None
+    failed_on = _moment_number(found.get("failedOn"))
+    return DeadLetter(
+        job_id=str(found.get("id", "")),
+        reason=str(found.get("reason", "")),
+        attempts_made=int(_number(found.get("attemptsMade")) or 0),
+        failed_on=None if failed_on is None else to_moment(failed_on),
+    )
 
 
 def _keep_from_opts(value: Any) -> Keep | None:
@@ -510,7 +581,7 @@ def _keep_from_opts(value: Any) -> Keep | None:
 
 
 _NAMED_OPTIONS: Final = frozenset(
-    "attempts backoff delay priority lifo removeOnComplete removeOnFail stackTraceLimit jobId timestamp expireIn".split()
+    "attempts backoff delay priority lifo removeOnComplete removeOnFail stackTraceLimit jobId timestamp expireIn expireAt".split()
 )
 
 

@@ -7,12 +7,15 @@ from datetime import datetime
 
 from echomq._store.codec import decode_id, duration_ms, event_field, id_out, moment_ms, state_in
 from echomq._store.codes import JOB_GONE, NOT_THERE, SCHEDULED, meaning
+from echomq._store.keys import QueueKeys
 from echomq._store.line import Line
 from echomq.errors import JobLocked, JobNotFound, StateError
 from echomq.models import JobState
 from echomq.options import Duration
 
 _GONE, _SOME_CHILDREN_GONE, _RUNNING = 1, 2, 0
+
+_MOST_REQUEUED = 100
 
 _PLACES: dict[JobState, tuple[str, ...]] = {"waiting": ("wait", "paused")}
 """Where the jobs of a state stand, if not under its own name: a list that BullMQ 5 paused with holds the older ones."""
@@ -80,6 +83,10 @@ async def retry(line: Line, job_id: str, *, reset_attempts: bool) -> None:
 
 async def _change(line: Line, script: str, job_id: str, args: tuple[str, ...], done: str, needed: str) -> None:
     _, code, found = await line.call(script, (id_out(job_id), *args))
+    _check_changed(line, job_id, code, found, done, needed)
+
+
+def _check_changed(line: Line, job_id: str, code: int, found: bytes, done: str, needed: str) -> None:
     name = f"job {job_id!r} of queue {line.keys.queue!r}"
     if code == JOB_GONE:
         raise JobNotFound(f"{name} is not {done}: there is no such job; it was removed, or its retention removed it")
@@ -128,6 +135,27 @@ async def clean(line: Line, state: JobState, older_than: Duration, limit: int | 
             if most is not None:
                 most -= len(ids)
     return removed
+
+
+async def requeue(line: Line, origin: QueueKeys, job_id: str | None) -> list[str]:
+    """Moves the dead letters that wait now, or one, back to the queue that they failed in. Gives their ids there.
+
+    Raises:
+        StateError: the one does not wait.
+    """
+    if job_id is not None:
+        _, code, found, _, _, *ids = await line.call("requeue-5", (origin.base, id_out(job_id), "1"))
+        _check_changed(line, job_id, code, found, "requeued", "waiting")
+        return [decode_id(one) for one in ids]
+    moved: list[str] = []
+    wanted = _MOST_REQUEUED
+    first = True
+    while wanted > 0:
+        _, _, _, gone, left, *ids = await line.call("requeue-5", (origin.base, "", str(wanted)))
+        moved += map(decode_id, ids)
+        wanted = left if first else min(wanted - gone, left)
+        first = False
+    return moved
 
 
 async def publish(line: Line, name: str, fields: Mapping[str, str | int | float | bool]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -10,6 +11,7 @@ from echomq._redis.wire import Argument
 from echomq._store.call import Lane, Patience
 from echomq._store.codec import id_out, pack, to_ms
 from echomq._store.fetch import Turn, read_turn
+from echomq.models import FailureKind
 
 
 class Outcome(msgspec.Struct, frozen=True, tag_field="kind"):
@@ -62,6 +64,18 @@ class Skipped(Outcome, frozen=True):
         return ("completed", id_out(self.job_id), self.token, b"null", self.keep, more)
 
 
+class Letter(msgspec.Struct, frozen=True):
+    """What a job leaves in the queue of dead letters.
+
+    Attributes:
+        queue: what the keys of that queue begin with.
+        opts: from ``codec.dead_letter_opts``.
+    """
+
+    queue: str
+    opts: bytes
+
+
 class Failed(Outcome, frozen=True):
     """It raised, and there is no further attempt."""
 
@@ -69,15 +83,22 @@ class Failed(Outcome, frozen=True):
     stacktrace: bytes
     keep: str
     attempts: int
+    failure_kind: FailureKind
+    letter: Letter | None = None
 
     @property
     def size(self) -> int:
         """About how many bytes it takes on its way."""
-        return len(self.reason) + len(self.stacktrace) + 64
+        return len(self.reason) + len(self.stacktrace) + 64 + (0 if self.letter is None else len(self.letter.opts))
 
     def wire(self) -> tuple[Argument, ...]:
-        more = pack({"fields": _failure(self.reason, self.stacktrace), "attempts": self.attempts})
-        return ("failed", id_out(self.job_id), self.token, self.reason, self.keep, more)
+        fields = _failure(self.reason, self.stacktrace, self.failure_kind)
+        more: dict[str, Any] = {"fields": fields, "attempts": self.attempts}
+        if self.failure_kind == "expired":
+            more["said"] = ["expired"]
+        if self.letter is not None:
+            more["letter"] = [self.letter.queue, self.letter.opts.decode()]
+        return ("failed", id_out(self.job_id), self.token, self.reason, self.keep, pack(more))
 
 
 class Retry(Outcome, frozen=True):
@@ -87,6 +108,7 @@ class Retry(Outcome, frozen=True):
     stacktrace: bytes
     delay: float
     lifo: bool
+    failure_kind: FailureKind
 
     @property
     def size(self) -> int:
@@ -94,7 +116,7 @@ class Retry(Outcome, frozen=True):
         return len(self.reason) + len(self.stacktrace) + 64
 
     def wire(self) -> tuple[Argument, ...]:
-        fields = _failure(self.reason, self.stacktrace)
+        fields = _failure(self.reason, self.stacktrace, self.failure_kind)
         delay = to_ms(self.delay)
         if delay > 0:
             return ("delayed", id_out(self.job_id), self.token, str(delay), "", pack({"fields": fields}))
@@ -129,8 +151,8 @@ class GivenBack(Outcome, frozen=True):
         return ("back", id_out(self.job_id), self.token, "" if self.started else "1", "", b"")
 
 
-def _failure(reason: str, stacktrace: bytes) -> list[str]:
-    return ["failedReason", reason, "stacktrace", stacktrace.decode()]
+def _failure(reason: str, stacktrace: bytes, kind: FailureKind) -> list[str]:
+    return ["failedReason", reason, "stacktrace", stacktrace.decode(), "failureKind", kind]
 
 
 async def finish_and_take(

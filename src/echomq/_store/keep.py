@@ -11,9 +11,10 @@ from echomq._redis.client import Link
 from echomq._redis.heartbeat import HeartbeatLink
 from echomq._redis.wire import Argument, Reply
 from echomq._store.call import Lane, Patience, explain, run_script
-from echomq._store.codec import id_out, to_ms
+from echomq._store.codec import backoff_opts, id_out, pack, to_ms
 from echomq._store.keys import QueueKeys
 from echomq.errors import ServerError
+from echomq.options import Backoff
 
 _EXTEND = "extendLocks-2"
 _SWEEP = "moveStalledJobsToWait-11"
@@ -78,15 +79,30 @@ class Sweep:
     next_in: float
 
 
-async def sweep(lane: Lane, interval: float, max_stalled: int, confirm: float, patience: Patience) -> Sweep:
+_LONGEST_CRASH_PAUSE = 3_600.0
+
+
+async def sweep(
+    lane: Lane,
+    interval: float,
+    max_stalled: int,
+    confirm: float,
+    patience: Patience,
+    crash_backoff: Backoff | None = None,
+) -> Sweep:
     """Puts jobs back whose worker has died (protocol 3.22), unless another sweeper has just done so.
 
-    A job without a lock is looked at again after ``confirm`` seconds before it goes back (docs/architecture.md).
+    A job without a lock is looked at again after ``confirm`` seconds before it goes back (docs/architecture.md). One that has
+    stalled more than ``max_stalled`` times is to fail, or, with a ``crash_backoff``, to wait.
     """
+    crash = b""
+    if crash_backoff is not None:
+        longest = to_ms(max(crash_backoff.delay, _LONGEST_CRASH_PAUSE))
+        crash = pack({**backoff_opts(crash_backoff), "longest": longest})
     step = 0
     recovered: list[str] = []
     while True:
-        args = (str(to_ms(interval)), str(max_stalled), str(to_ms(confirm)), str(step))
+        args = (str(to_ms(interval)), str(max_stalled), str(to_ms(confirm)), str(step), crash)
         reply = await lane.call(_SWEEP, args, patience)
         assert isinstance(reply, list)
         left, step = int(reply[1]), int(reply[2])  # type: ignore[arg-type]

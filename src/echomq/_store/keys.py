@@ -49,6 +49,14 @@ class QueueKeys:
         name = f"{{{queue}}}" if braces else queue
         return cls(queue, prefix, braces, name, f"{prefix}:{name}:", f"{prefix}x:{name}:")
 
+    @property
+    def dead_letters(self) -> QueueKeys:
+        """Those of the queue of its dead letters: ``-dead`` after the braces, so that both are in one slot of a cluster."""
+        name = f"{self.protocol_name}-dead"
+        return QueueKeys(
+            f"{self.queue}-dead", self.prefix, self.hash_tag, name, f"{self.prefix}:{name}:", f"{self.prefix}x:{name}:"
+        )
+
     def key(self, suffix: str) -> str:
         """The key of this suffix."""
         return self.base + suffix

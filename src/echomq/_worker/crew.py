@@ -28,7 +28,9 @@ from echomq._worker.retry import Retries
 from echomq._worker.run import Runner
 from echomq._worker.stalled import Sweeper
 from echomq.errors import ConnectionLost, EchoMQError, InvalidOption, ServerUnavailable, Unrecoverable
-from echomq.options import BackoffStrategy, Keep
+from echomq.models import FAILURE_KINDS
+from echomq.options import Backoff, BackoffStrategy, Keep, OnCrashLimit
+from echomq.retry_policy import RetryPolicy
 
 _AFTER_CANCEL = 1.0
 """Seconds that a cancelled handler has for its own cleaning up."""
@@ -56,6 +58,10 @@ class Plan:
     keep_completed: Keep
     keep_failed: Keep
     backoff_strategies: Mapping[str, BackoffStrategy]
+    retry_policy: RetryPolicy
+    dead_letter: bool
+    on_crash_limit: OnCrashLimit
+    crash_backoff: Backoff
     metrics_points: int
 
 
@@ -88,10 +94,17 @@ class Crew:
         self._look_after = look_after
         self._table = HeldTable()
         self._schedules = Schedules(Lane(commands, keys))
-        self._ends = Ends.of(plan.keep_completed, plan.keep_failed, Retries(keys.queue, plan.backoff_strategies).delay)
+        retries = Retries(keys.queue, plan.backoff_strategies, plan.retry_policy)
+        letters = FAILURE_KINDS if plan.dead_letter else ("crashed",) if plan.on_crash_limit == "dead_letter" else ()
+        self._ends = Ends.of(
+            plan.keep_completed, plan.keep_failed, retries.delay, retries.kind, keys.dead_letters.base, letters
+        )
         self._runner = Runner(keys.queue, call, self._ends, self._advance, self._is_cancelled)
         self._keeper = Keeper(heartbeat, keys, self._table, plan.lock_duration, self._lost)
-        self._sweeper = Sweeper(keys.queue, Lane(commands, keys), plan.stalled_interval, plan.max_stalled_count)
+        crash_backoff = plan.crash_backoff if plan.on_crash_limit == "backoff" else None
+        self._sweeper = Sweeper(
+            keys.queue, Lane(commands, keys), plan.stalled_interval, plan.max_stalled_count, crash_backoff
+        )
         self._healer = Healer(keys, commands, Lane(commands, keys))
         limit, duration = plan.limit if plan.limit is not None else (None, None)
         self.pump = Pump(
@@ -108,7 +121,9 @@ class Crew:
             fresh_for=plan.lock_duration / 2,
             ready=ready,
             without_result=self._ends.without_result,
-            failed_to_complete=lambda held, why: self._ends.failed(held, held.job.opts, f"cannot complete: {why}"),
+            failed_to_complete=lambda held, why: self._ends.failed(
+                held, held.job.opts, f"cannot complete: {why}", "unrecoverable"
+            ),
         )
         self._outage = False
         self._said = ""

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from echomq._store.codec import StoredJob
+from echomq.retry_policy import RetryPolicy
 
 
 class Hold(enum.Enum):
@@ -35,6 +36,7 @@ class Held:
         begun: whether its task has taken its first step: before that, a cancelled task would end without a word.
         called: whether its handler was called.
         cancelled: set when the handler should stop; for handlers in threads, which cannot be interrupted.
+        retry_policy: that of its task, once that is known and if it has one.
         task: the run, while it goes on.
         thread: the handler's function where it runs in a thread; past a timeout it goes on when the run has ended.
         reason: why it was told to stop.
@@ -48,6 +50,7 @@ class Held:
         "job",
         "reason",
         "renewed_at",
+        "retry_policy",
         "run",
         "task",
         "thread",
@@ -63,6 +66,7 @@ class Held:
         self.begun = False
         self.called = False
         self.cancelled: threading.Event | None = None
+        self.retry_policy: RetryPolicy | None = None
         self.task: asyncio.Task[None] | None = None
         self.thread: asyncio.Future[Any] | None = None
         self.reason = ""

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from echomq import errors
-from echomq._store.codec import RunOptions, StoredJob, encode_json, keep_rule
-from echomq._store.finish import Completed, Delayed, Failed, GivenBack, Outcome, RateLimited, Retry, Skipped
+from echomq._store.codec import RunOptions, StoredJob, dead_letter_opts, encode_json, keep_rule
+from echomq._store.finish import Completed, Delayed, Failed, GivenBack, Letter, Outcome, RateLimited, Retry, Skipped
 from echomq._worker.held import Held
+from echomq.models import FailureKind
 from echomq.options import KEEP_COMPLETED, KEEP_FAILED, Keep, to_seconds
+from echomq.retry_policy import ErrorKind, RetryPolicy
 
 MAX_TEXT = 64 * 1024
 DEFAULT_TRACES = 10
 _OURS = str(Path(__file__).parents[1])
 
+STALLED_TOO_OFTEN = "job stalled more than allowable limit"
+"""What the sweep, ours or another runtime's, has noted on a job whose workers died too often (protocol 3.22)."""
+
 Delays = Callable[[StoredJob, RunOptions, int, BaseException], float | None]
+Kinds = Callable[[StoredJob, BaseException, RetryPolicy | None], ErrorKind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +34,31 @@ class Ends:
     Args:
         rule_completed, rule_failed: retention where a job says nothing of its own, as the finish script takes it.
         delays: when a failed job runs again.
+        kinds: what its error says about that.
+        dead_letters: what the keys of the queue of dead letters begin with.
+        letters_of: which failures for good leave a dead letter.
     """
 
     rule_completed: str
     rule_failed: str
     delays: Delays
+    kinds: Kinds
+    dead_letters: str
+    letters_of: frozenset[FailureKind]
 
     @classmethod
-    def of(cls, keep_completed: Keep, keep_failed: Keep, delays: Delays) -> Ends:
+    def of(
+        cls,
+        keep_completed: Keep,
+        keep_failed: Keep,
+        delays: Delays,
+        kinds: Kinds,
+        dead_letters: str,
+        letters_of: Iterable[FailureKind] = (),
+    ) -> Ends:
         """From the worker's options."""
-        return cls(keep_rule(keep_completed, KEEP_COMPLETED), keep_rule(keep_failed, KEEP_FAILED), delays)
+        rules = keep_rule(keep_completed, KEEP_COMPLETED), keep_rule(keep_failed, KEEP_FAILED)
+        return cls(*rules, delays, kinds, dead_letters, frozenset(letters_of))
 
     def returned(self, held: Held, options: RunOptions, value: object) -> Outcome:
         """The handler returned. A result that has no JSON form never causes a second run: the work was done."""
@@ -61,18 +82,29 @@ class Ends:
                 return RateLimited(held.job.id, held.token, to_seconds(error.after, "RateLimited(after)"))
         except (errors.InvalidOption, AttributeError) as wrong:  # a subclass that forgot to call ours
             error = wrong
-        made = held.job.attempts_made + 1
-        delay = None if isinstance(error, errors.Unrecoverable) else self.delays(held.job, options, made, error)
+        kind: FailureKind = "unrecoverable"
+        delay = None
+        if not isinstance(error, errors.Unrecoverable):
+            kind = self.kinds(held.job, error, held.retry_policy)
+            if kind != "permanent":
+                delay = self.delays(held.job, options, held.job.attempts_made + 1, error)
         traces = self._traces(held, options, error)
         if delay is None:
-            return self.failed(held, options, reason_of(error), traces)
-        return Retry(held.job.id, held.token, reason_of(error), traces, delay, options.lifo)
+            return self.failed(held, options, reason_of(error), kind, traces)
+        return Retry(held.job.id, held.token, reason_of(error), traces, delay, options.lifo, kind)
 
-    def failed(self, held: Held, options: RunOptions, reason: str, traces: bytes | None = None) -> Outcome:
+    def failed(
+        self, held: Held, options: RunOptions, reason: str, kind: FailureKind, traces: bytes | None = None
+    ) -> Outcome:
         """No further attempt."""
         stacktrace = traces if traces is not None else encode_json(held.job.stacktrace(), "stacktrace")
         keep = options.keep_failed or self.rule_failed
-        return Failed(held.job.id, held.token, reason, stacktrace, keep, options.attempts)
+        letter = Letter(self.dead_letters, dead_letter_opts(held.job, reason)) if kind in self.letters_of else None
+        return Failed(held.job.id, held.token, reason, stacktrace, keep, options.attempts, kind, letter)
+
+    def deferred(self, held: Held, options: RunOptions, reason: str) -> Outcome:
+        """It was decided elsewhere that it must not run: its workers died too often, or a child of it failed."""
+        return self.failed(held, options, reason, "crashed" if reason == STALLED_TOO_OFTEN else "unrecoverable")
 
     def skipped(self, held: Held, options: RunOptions, late: float) -> Outcome:
         """It is not run: its schedule skips what comes so many seconds late."""
@@ -86,7 +118,7 @@ class Ends:
 
     def unreadable(self, held: Held, options: RunOptions) -> Outcome:
         """The handler raised what cannot even be looked at without harm. It has no further attempt."""
-        return self.failed(held, options, "the error that it raised cannot be read", b"[]")
+        return self.failed(held, options, "the error that it raised cannot be read", "unrecoverable", b"[]")
 
     def stopped(self, held: Held) -> Outcome:
         """The run was told to stop, by us: its job goes back."""

@@ -5,23 +5,53 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
+from typing import Final, get_args
 
 from echomq._log import about, logger
 from echomq._store.codec import RunOptions, StoredJob
-from echomq.options import MAX_DELAY, BackoffStrategy, to_seconds
+from echomq.options import MAX_DELAY, BackoffStrategy, shown, to_seconds
+from echomq.retry_policy import ErrorKind, RetryPolicy
+
+_KINDS: Final = get_args(ErrorKind)
 
 
 class Retries:
-    """Decides the wait before the next attempt.
+    """Decides whether a failed job gets its next attempt, and the wait before it.
 
     Args:
         queue: its name, for the log.
         strategies: the worker's own, by the name that jobs ask for.
+        policy: which errors are worth another attempt, where a task has no policy of its own.
     """
 
-    def __init__(self, queue: str, strategies: Mapping[str, BackoffStrategy]) -> None:
+    def __init__(
+        self, queue: str, strategies: Mapping[str, BackoffStrategy], policy: RetryPolicy = RetryPolicy.DEFAULT
+    ) -> None:
         self._queue = queue
         self._strategies = dict(strategies)
+        self._policy = policy
+
+    def kind(self, job: StoredJob, error: BaseException, own: RetryPolicy | None) -> ErrorKind:
+        """What an error says about the next attempt.
+
+        Args:
+            job: the one that failed.
+            error: what it raised.
+            own: the policy of its task, if it has one.
+        """
+        policy = self._policy if own is None else own
+        try:
+            kind = policy.kind(error)
+            if isinstance(kind, str) and kind in _KINDS:
+                return kind
+            wrong: object = kind
+        except BaseException as trouble:  # a user's own class of policies: the job must end, or run again, all the same
+            wrong = trouble
+        logger.error(
+            "the retry policy %s of queue %s answered %s for an error of job %s (%s), which counts as unknown",
+            type(policy).__name__, self._queue, shown(wrong), job.id, job.name, extra=about(self._queue, job.id, job.name),
+        )  # fmt: skip
+        return "unknown"
 
     def delay(self, job: StoredJob, options: RunOptions, attempts_made: int, error: BaseException) -> float | None:
         """Seconds until the next attempt, 0 for at once, None for no further one.
@@ -36,10 +66,9 @@ class Retries:
             return None
         if options.backoff_type is None:
             return 0.0
-        if options.backoff_type == "fixed":
-            return _spread(options.backoff_delay, options.backoff_jitter)
-        if options.backoff_type == "exponential":
-            return _spread(_doubled(options.backoff_delay, attempts_made), options.backoff_jitter)
+        grow = _BUILT_IN.get(options.backoff_type)
+        if grow is not None:
+            return _spread(grow(options.backoff_delay, attempts_made), options.backoff_jitter)
         return self._by_strategy(job, options, attempts_made, error)
 
     def _by_strategy(
@@ -77,8 +106,19 @@ class Retries:
             return otherwise
 
 
-def _doubled(delay: float, attempts_made: int) -> float:
+def _fixed(delay: float, attempts_made: int) -> float:
+    return delay
+
+
+def _exponential(delay: float, attempts_made: int) -> float:
     return min(delay * math.ldexp(1.0, min(attempts_made - 1, 64)), MAX_DELAY)
+
+
+def _linear(delay: float, attempts_made: int) -> float:
+    return min(delay * max(attempts_made, 1), MAX_DELAY)
+
+
+_BUILT_IN: Final = {"fixed": _fixed, "exponential": _exponential, "linear": _linear}
 
 
 def _spread(delay: float, jitter: float) -> float:

@@ -9,11 +9,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from echomq._log import about, logger
-from echomq._store.codec import RunOptions, StoredJob
+from echomq._store.codec import RunOptions, StoredJob, too_late
 from echomq._store.finish import Failed, Outcome, Retry
 from echomq._worker.forked import leave_fork
 from echomq._worker.held import Held, Hold
 from echomq._worker.outcome import Ends, users_part
+from echomq.models import FailureKind
 
 Call = Callable[[Held], Awaitable[Any]]
 """Calls the user's handler for a job; given by the worker, which knows handlers and executors."""
@@ -44,20 +45,18 @@ class Runner:
         try:
             options = job.opts
         except Exception as error:  # whatever was written there: the job ends, and says why
-            why = f"the job's opts cannot be read: {error}" if deferred is None else deferred.decode("utf-8", "replace")
-            return self._not_run(held, _NO_OPTIONS, why)
+            return self._unreadable(held, deferred, error)
         try:
             # First of all: whatever becomes of this run, its schedule goes on.
             late = await self._advance(job) if b"rjk" in job.fields else None
             if held.hold in _NOT_OURS:
                 return None
             if deferred is not None:
-                return self._not_run(held, options, deferred.decode("utf-8", "replace"))
+                return self._deferred(held, options, deferred)
+            if options.expire_in is not None and (allowed := too_late(job, options)) is not None:
+                return self._not_run(held, options, f"not started within {allowed:.12g} s", "expired")
             if late is not None:
-                extra = about(self._queue, job.id, job.name)
-                text = "job %s (%s) is %.3f s late and is skipped, as its schedule wants"
-                logger.warning(text, job.id, job.name, late, extra=extra)
-                return self._ends.skipped(held, options, late)
+                return self._skipped(held, options, late)
             value = await self._called(held)
         except asyncio.CancelledError as error:
             if held.hold is Hold.STOPPED or (held.hold is Hold.RUNNING and self._all_cancelled()):
@@ -73,9 +72,23 @@ class Runner:
             return None
         return self._ends.returned(held, options, value)
 
-    def _not_run(self, held: Held, options: RunOptions, why: str) -> Outcome:
+    def _skipped(self, held: Held, options: RunOptions, late: float) -> Outcome:
+        self._log(logging.WARNING, held, None, "is %.3f s late and is skipped, as its schedule wants", late)
+        return self._ends.skipped(held, options, late)
+
+    def _not_run(self, held: Held, options: RunOptions, why: str, kind: FailureKind) -> Outcome:
         self._log(logging.ERROR, held, None, "failed for good: %s", why)
-        return self._ends.failed(held, options, why)
+        return self._ends.failed(held, options, why, kind)
+
+    def _unreadable(self, held: Held, deferred: bytes | None, error: Exception) -> Outcome:
+        if deferred is not None:
+            return self._deferred(held, _NO_OPTIONS, deferred)
+        return self._not_run(held, _NO_OPTIONS, f"the job's opts cannot be read: {error}", "unrecoverable")
+
+    def _deferred(self, held: Held, options: RunOptions, text: bytes) -> Outcome:
+        why = text.decode("utf-8", "replace")
+        self._log(logging.ERROR, held, None, "failed for good: %s", why)
+        return self._ends.deferred(held, options, why)
 
     async def _called(self, held: Held) -> Any:
         try:
@@ -92,7 +105,7 @@ class Runner:
         try:
             outcome = self._ends.raised(held, options, error)
         except BaseException:  # an error that does harm when it is looked at is still only this job's
-            self._log(logging.ERROR, held, None, "failed for good: its %s cannot be read", type(error).__name__)
+            self._log(logging.ERROR, held, None, "failed for good: the error that it raised cannot be read")
             return self._ends.unreadable(held, options)
         self._report(held, error, outcome)
         return outcome

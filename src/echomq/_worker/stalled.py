@@ -8,6 +8,7 @@ from echomq._log import logger
 from echomq._store.call import Lane, Patience
 from echomq._store.keep import Sweep, sweep
 from echomq.errors import ConnectionLost, EchoMQError, ServerUnavailable
+from echomq.options import Backoff
 
 _AGAIN = 1.0
 _CONFIRM = 1.5
@@ -20,13 +21,18 @@ class Sweeper:
         lane: its own.
         interval: seconds between sweeps, whoever of the fleet makes them.
         max_stalled: a job that stalls more often is failed by the next worker that fetches it.
+        crash_backoff: instead of that, how long it is to wait; None: it fails.
     """
 
-    def __init__(self, queue: str, lane: Lane, interval: float, max_stalled: int) -> None:
+    def __init__(
+        self, queue: str, lane: Lane, interval: float, max_stalled: int, crash_backoff: Backoff | None = None
+    ) -> None:
         self._queue = queue
         self._lane = lane
         self._interval = interval
         self._max_stalled = max_stalled
+        self._crash_backoff = crash_backoff
+        self._beyond = "fails" if crash_backoff is None else "waits for a time that grows"
 
     async def run(self) -> None:
         """Sweeps until cancelled."""
@@ -44,13 +50,14 @@ class Sweeper:
     async def tick(self) -> Sweep:
         """One sweep, if it is nobody else's turn."""
         confirm = min(_CONFIRM, self._interval / 2)
-        swept = await sweep(self._lane, self._interval, self._max_stalled, confirm, Patience(0))
+        swept = await sweep(self._lane, self._interval, self._max_stalled, confirm, Patience(0), self._crash_backoff)
         for job_id in swept.recovered:
             logger.warning(
-                "job %s of queue %s had lost its worker; it is back in the queue, and runs again (or fails, if it has stalled "
+                "job %s of queue %s had lost its worker; it is back in the queue, and runs again (or %s, if it has stalled "
                 "more than %d times)",
                 job_id,
                 self._queue,
+                self._beyond,
                 self._max_stalled,
                 extra={"queue": self._queue, "job_id": job_id},
             )

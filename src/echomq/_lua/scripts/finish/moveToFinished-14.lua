@@ -21,13 +21,13 @@
 --- @arg metrics_points number
 --- @arg outcomes number
 --- @rest
---- @use clock check queue_meta paused_list neighbours fetching place promotion leaving parents dedup retention metrics job_keys
+--- @use clock check queue_meta paused_list neighbours fetching place promotion leaving parents dedup retention metrics job_keys dead_letter
 --- @lane custom
 --- @returns now, a code for each outcome (0 and above: done; a text: BROKEN, why nothing changed, or STORED, but what was left undone), flags, milliseconds of a rate limit, next due time, ids without a job to run, then id and hash of each job
 
 -- An outcome is six arguments: kind, id, token, value, retention rule, more (packed, or "").
 --   completed  value: the result as JSON            more.fields, more.said
---   failed     value: the reason                    more.fields, more.attempts, more.said
+--   failed     value: the reason                    more.fields, more.attempts, more.said, more.letter
 --   retry      to where it waits, at once           more.fields, more.lifo
 --   delayed    value: milliseconds                  more.fields, more.skip (no attempt is counted)
 --   wait       to the front, rate limited           value: milliseconds of a limit to set, or ""
@@ -137,7 +137,7 @@ local function look_aside(what, look, ...)
   undone = (undone and undone .. "; " or "") .. what .. ": " .. found
 end
 
-local function finish(kind, job_id, job_token, value, index, rule, fields, attempts, said)
+local function finish(kind, job_id, job_token, value, index, rule, fields, attempts, said, letter)
   local key = base .. job_id
   undone = nil
   local job = check.fields(key, "name", "atm", "parentKey", "deid", "attemptsMade")
@@ -172,6 +172,7 @@ local function finish(kind, job_id, job_token, value, index, rule, fields, attem
   if unique then
     look_aside("the next job of deduplication id " .. job[4] .. " was not added", dedup.look_next, q, unique)
   end
+  local dead = letter and look_aside("its dead letter was not written", dead_letter.look, letter[1], key)
   local count_made = place.count(job[2] or job[5]) + 1
   q.bare = q.bare and not parent and not unique
 
@@ -194,6 +195,9 @@ local function finish(kind, job_id, job_token, value, index, rule, fields, attem
       place.mark_delayed(delayed, marker)
     end
     has_children = has_children or unique.payload ~= nil
+  end
+  if dead then
+    dead_letter.write(dead, letter[2], fields, now, now_text)
   end
   if said then   -- an event of ours that says why it ended so: its name and fields, flat
     redis.pcall("XADD", events, "*", "event", said[1], "jobId", job_id, unpack(said, 2))
@@ -267,9 +271,8 @@ local function put_back(kind, job_id, job_token, value, index, more)
     end
     redis.call("HSET", key, "atm", made)
   elseif priority > 0 then
-    local score = kind == "wait" and place.whole(priority * place.CLASS)
-      or place.front_score(priority, prioritized, q.pc)
-    redis.call("ZADD", prioritized, score, job_id)
+    -- They come latest first. Protocol 3.9 puts all at one score under a rate limit, where their ids decide.
+    redis.call("ZADD", prioritized, place.front_score(priority, prioritized, q.pc, outcomes - index), job_id)
   else
     redis.call("RPUSH", wait, job_id)
   end
@@ -298,7 +301,7 @@ local function end_run(at, index)
   local more = ARGV[at + 5] ~= "" and cmsgpack.unpack(ARGV[at + 5]) or nothing_more
   if kind == "completed" or kind == "failed" then
     return finish(kind, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], index, rule_of(ARGV[at + 4]), more.fields,
-      more.attempts or 0, more.said)
+      more.attempts or 0, more.said, more.letter)
   end
   return put_back(kind, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], index, more)
 end

@@ -14,6 +14,7 @@
 --- @arg max_stalled number
 --- @arg confirm_ms number
 --- @arg step number
+--- @arg crash
 --- @use clock check queue_meta place paused_list
 --- @lane
 --- @returns now, milliseconds until the next sweep may begin, the step that follows (0: none), then the ids that went back
@@ -27,6 +28,10 @@ local RECOVER = 100
 local FORGET_AFTER_MS = 3660000   -- an hour, and the minute that a record's time may lie before its last call
 local CONFIRM = -2
 local SUSPECT_MS = "3600000"
+
+-- For jobs that stalled more than `max_stalled` times: "" to have the next fetch fail them, or a packed back-off.
+local pauses = crash and crash ~= "" and cmsgpack.unpack(crash)
+local delayed = base .. "delayed"
 
 if step == 0 then
   local guard = check.text(check_at)
@@ -74,6 +79,9 @@ check.counter(base .. "pc")
 if settings.paused then
   check.list(paused)
 end
+if pauses then
+  check.zset(delayed)
+end
 local now, now_text = clock.read(clock_given)
 redis.call("XTRIM", events, "MAXLEN", "~", settings.max_events)   -- first, so that a full memory does not refuse the rest
 if step == 0 then
@@ -86,6 +94,20 @@ end
 
 local recovered, next_step = {}, 0
 
+--- A job that takes its workers with it waits, longer each time.
+local function put_off(job_id, stalls)
+  local excess = math.min(stalls - max_stalled, 100)
+  local pause = pauses.delay * (pauses.type == "exponential" and 2 ^ (excess - 1) or pauses.type == "linear" and excess or 1)
+  pause = math.min(pause, pauses.longest)
+  pause = math.floor(pause * (1 - (pauses.jitter or 0) * math.random()))
+  local due = now + pause
+  redis.call("ZADD", delayed, place.due_score(delayed, due), job_id)
+  redis.call("HSET", base .. job_id, "stc", place.whole(stalls), "delay", place.whole(pause))
+  redis.pcall("XADD", events, "*", "event", "delayed", "jobId", job_id, "delay", place.whole(due))
+  redis.pcall("XADD", events, "*", "event", "stalled", "jobId", job_id)
+  recovered[#recovered + 1] = job_id
+end
+
 local function put_back(job_id)
   local key = base .. job_id
   local job = redis.pcall("HMGET", key, "priority", "stc", "rjk", "name")
@@ -96,13 +118,16 @@ local function put_back(job_id)
   if redis.call("LREM", active, "-1", job_id) == 0 then
     return
   end
+  local stalls = place.count(job[2]) + 1
+  if pauses and stalls > max_stalled then
+    return put_off(job_id, stalls)
+  end
   local priority = place.priority(job[1])
   if priority > 0 then
     redis.call("ZADD", prioritized, place.front_score(priority, prioritized, base .. "pc"), job_id)
   else
     redis.call("RPUSH", wait, job_id)
   end
-  local stalls = place.count(job[2]) + 1
   local scheduled = false
   if job[3] and stalls > max_stalled then
     scheduled = redis.call("EXISTS", base .. "repeat:" .. job[3]) == 1
@@ -187,6 +212,9 @@ if next_step == 0 and step ~= CONFIRM then
   if next_step == 0 and redis.call("EXISTS", suspects) == 1 then
     next_step = CONFIRM
   end
+end
+if pauses and #recovered > 0 then
+  place.mark_delayed(delayed, marker)
 end
 if #recovered > 0 and not queue_meta.closed(settings, active) then
   place.mark(marker)
