@@ -225,3 +225,16 @@ async def test_whatever_stands_in_the_options_every_job_ends(bull: Pair, server:
     assert len([job async for job in bull.ours.dead_letter.jobs("waiting")]) == len(ids)
     assert await line.ask("LLEN", bull.key("active")) == 0
     assert len(await bull.ours.dead_letter.requeue()) == len(ids)
+
+
+async def test_a_node_worker_that_does_not_know_linear(bull: Pair) -> None:
+    """It stores nothing of the failed run, so the job stalls, until that is too often."""
+    job = await bull.ours.add("fail", {}, attempts=2, backoff=Backoff.linear(0.03))
+    handle = await bull.theirs.work(lockDuration=500, stalledInterval=300)
+    await bull.theirs.node.tells("start", id=job.id)
+    seen = await fails(bull, job.id)
+    assert (seen["failedReason"], seen["stalledCounter"]) == ("job stalled more than allowable limit", 2)
+    assert (seen["attemptsMade"], seen["attemptsStarted"]) == (1, 3)
+    [error, *_] = bull.node.told("error")
+    assert error["message"].startswith("Unknown backoff strategy linear")
+    await bull.theirs.stop(handle)
