@@ -410,8 +410,8 @@ class Pump:
         if lasting() - before > self._fresh_for:  # so old an answer may speak of locks that have expired
             await self._confirm()
         loop = asyncio.get_running_loop()
-        # After the close they go back whole, latest first, so that their order is kept.
-        for held in reversed(fetched) if self._closing else fetched:
+        # Once we are shut they go back whole, latest first, so that their order is kept.
+        for held in reversed(fetched) if self._gate is Gate.SHUT else fetched:
             self._start(held, loop)
 
     def _fetched(self, turn: Turn, wanted: int) -> None:
@@ -451,7 +451,7 @@ class Pump:
     # -- a job ---------------------------------------------------------------------------------------------------------
 
     def _start(self, held: Held, loop: asyncio.AbstractEventLoop) -> None:
-        if self._closing and held.hold is Hold.RUNNING:  # it answers a fetch that was under way when we closed
+        if self._gate is Gate.SHUT and held.hold is Hold.RUNNING:  # it answers a fetch that was under way when we were shut
             self._end(held, GivenBack(held.job.id, held.token, started=False))
             return
         task = loop.create_task(self._one(held))
