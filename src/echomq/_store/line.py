@@ -23,6 +23,8 @@ from echomq.errors import BrokenKey, ConnectionLost, EchoMQError, ServerError, S
 MOST_JOBS = 250
 MOST_BYTES = 1024 * 1024
 _ADD = "addJobs-11"
+_DECIDED_ON = 10 * 1024
+"""So that at most 102 deduplicated jobs go together: 250 that replace others would take the server 8 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,9 @@ class _Call:
 
 
 def size_of(job: NewJob) -> int:
-    """About how many bytes a job takes on its way."""
-    return len(job[0]) + len(job[1]) + len(job[2]) + 64
+    """About how many bytes a job takes on its way; one that the server decides on by itself counts for what that takes."""
+    size = len(job[0]) + len(job[1]) + len(job[2]) + 64
+    return size + _DECIDED_ON if job[MORE] else size
 
 
 class Line:
