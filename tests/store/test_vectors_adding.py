@@ -107,6 +107,22 @@ def test_41_keep_last_if_active(queue: Queue) -> None:
     assert queue.get("3")["deid"] == "K"
 
 
+def test_the_next_job_never_writes_over_one_that_has_its_id_by_now(queue: Queue) -> None:
+    de = {"id": "K", "keepLastIfActive": True}
+    add(queue, de)
+    queue.fetch()
+    token = queue.token
+    add(queue, de, "kept", '{"n":2}')
+    queue.command("HSET", "~dn:K", "jid", "mine")
+    queue.add("other", job_id="mine")
+    for taken in ("4", "5"):  # the counter went back
+        queue.command("HSET", f"~{taken}", "name", "old")
+    queue.finish(completed("1", token))
+    assert queue.get("mine")["name"] == "other"
+    assert (queue.get("de:K"), queue.get("wait"), queue.get("id")) == ("6", ["6", "mine"], "6")
+    assert (queue.get("6")["name"], queue.get("6")["data"]) == ("kept", '{"n":2}')
+
+
 def test_42_replace_beside_a_waiting_owner(queue: Queue) -> None:
     add(queue, {"id": "R", "replace": True})
     queue.new_events()

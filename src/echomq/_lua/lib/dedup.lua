@@ -25,8 +25,15 @@ function M.look_next(q, found)
   if payload[7] then
     check.set(payload[7])
   end
-  check.hash(q.base .. (payload[4] or place.whole(number)))
-  found.payload, found.opts = payload, opts
+  local id = payload[4]
+  if not id or check.hash(q.base .. id) > 0 then   -- somebody has added a job of the kept id meanwhile
+    id = place.whole(number)
+    while check.hash(q.base .. id) > 0 do   -- the counter went back, with a restored snapshot perhaps
+      number = number + 1
+      id = place.whole(number)
+    end
+  end
+  found.payload, found.opts, found.id, found.number = payload, opts, id, number
 end
 
 --- The job is completed or failed for good: its deduplication id is free again, unless it has a time of its own.
@@ -43,8 +50,8 @@ function M.add_next(q, found, deid, now, now_text)
     return nil
   end
   local payload, opts = found.payload, found.opts
-  local number = string.format("%.0f", redis.call("INCR", q.id))
-  local id = payload[4] or number
+  local id = found.id
+  redis.call("SET", q.id, place.whole(found.number))
   local de = type(opts.de) == "table" and opts.de or {}
   local ttl = tonumber(de.ttl)
   if ttl and ttl >= 1 and ttl < check.EXACT and not de.keepLastIfActive then
