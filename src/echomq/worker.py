@@ -103,6 +103,8 @@ class Worker:
         name: shown in jobs and dashboards; left out, host and process id.
         remove_on_complete, remove_on_fail: which finished jobs stay readable, where a job says nothing of its own.
         backoff_strategies: functions for jobs that ask for a back-off by name.
+        fair_share: of the jobs that this worker fetches, the share that goes to those that have waited longest, whatever their
+            priority: from 0 to 0.5 (docs/priorities.md).
         metrics_points: minutes of per-minute counts to keep (protocol 10); 0 for none.
 
     Example:
@@ -135,6 +137,7 @@ class Worker:
         dead_letter: bool = False,
         on_crash_limit: OnCrashLimit = "fail",
         crash_backoff: Backoff | None = None,
+        fair_share: float = 0.0,
         metrics_points: int = 0,
     ) -> None:
         if not callable(processor if route is None else route) or (processor is not None and route is not None):
@@ -179,6 +182,7 @@ class Worker:
             dead_letter=dead_letter,
             on_crash_limit=_checked_crash_limit(on_crash_limit, crash_backoff),
             crash_backoff=_CRASH_BACKOFF if crash_backoff is None else crash_backoff,
+            fair_share=_checked_share(fair_share),
             metrics_points=check_whole(metrics_points, "metrics_points", least=0, most=100_000),
         )
         self._processor = processor
@@ -512,6 +516,14 @@ def _checked_crash_limit(policy: OnCrashLimit, backoff: Backoff | None) -> OnCra
             f"crash_backoff={shown(backoff)}: must be a fixed, linear or exponential Backoff of more than 0 seconds"
         )
     return policy
+
+
+def _checked_share(share: float) -> float:
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 0.5:
+        raise InvalidOption(
+            f"fair_share={shown(share)}: must be a number from 0 to 0.5, such as 0.1 for one job in ten; 0 turns it off"
+        )
+    return float(share)
 
 
 def _checked_name(name: str) -> str:

@@ -172,16 +172,25 @@ class Queue:
         return list(text(self.run("addJobs-11", len(flat) // 9, max_size, *flat, **call)))
 
     def fetch(
-        self, count: int = 1, *, lock: int = 30_000, worker: str = "", limit: tuple[int, int] | None = None, **call: Any
+        self,
+        count: int = 1,
+        *,
+        lock: int = 30_000,
+        worker: str = "",
+        limit: tuple[int, int] | None = None,
+        share: int | str = "",
+        **call: Any,
     ) -> Taken:
         maximum, window = limit or ("", "")
-        return taken(self.run("moveToActive-11", count, lock, worker, maximum, window, **call))
+        return taken(self.run("moveToActive-11", count, lock, worker, maximum, window, share, **call))
 
     def finish(
         self, *outcomes: Outcome, count: int = 0, lock: int = 30_000, worker: str = "", points: int = 0, **call: Any
     ) -> Taken:
         flat = [one for outcome in outcomes for one in outcome.args]
-        return taken(self.run("moveToFinished-14", count, lock, worker, "", "", points, len(outcomes), *flat, **call))
+        return taken(
+            self.run("moveToFinished-14", count, lock, worker, "", "", "", points, len(outcomes), *flat, **call)
+        )
 
     def sweep(
         self,

@@ -34,7 +34,7 @@ def finish(queue: Queue, **call: Any) -> Any:
     outcomes = [completed("1", token), failed("2", token, "bad"), retried("3", token, "bad"), retried("4", token, "x", 9),
                 Outcome("wait", "5", token), Outcome("back", "6", token, "1"), completed("7", "wrong")]  # fmt: skip
     flat = [one for outcome in outcomes for one in outcome.args]
-    return queue.run("moveToFinished-14", 2, 30_000, "w", "", "", 10, len(outcomes), *flat, **call)
+    return queue.run("moveToFinished-14", 2, 30_000, "w", "", "", "", 10, len(outcomes), *flat, **call)
 
 
 CALLS: dict[str, Callable[..., Any]] = {
@@ -49,6 +49,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "promote-9": lambda queue, **call: queue.run("promote-9", "later", **call),
     "changeDelay-5": lambda queue, **call: queue.run("changeDelay-5", "later", 5, "", **call),
     "changePriority-8": lambda queue, **call: queue.run("changePriority-8", "10", 3, "", **call),
+    "requeue-5": lambda queue, **call: queue.run("requeue-5", "bull:origin:", "", 100, **call),
     "reprocessJob-10": lambda queue, **call: queue.run("reprocessJob-10", "ended", "", **call),
     "moveJobsToWait-11": lambda queue, **call: queue.run("moveJobsToWait-11", "failed", "", **call),
     "drain-9": lambda queue, **call: queue.run("drain-9", "wait", 0, "", "", **call),

@@ -290,7 +290,8 @@ def test_21_a_prioritized_job_comes_back(queue: Queue) -> None:
     assert dict(queue.get("prioritized")) == {"1": 2 * CLASS + 3, "2": 2 * CLASS + 2}
     queue.fetch()
     queue.finish(Outcome("wait", "2", queue.token))
-    assert dict(queue.get("prioritized"))["2"] == 8589934592
+    # Deviation from 3.9: the score before the first of its class, not the lowest of the class, where several would meet.
+    assert dict(queue.get("prioritized"))["2"] == 8589934592 + 2
 
 
 def test_22_due_jobs_in_order(queue: Queue) -> None:

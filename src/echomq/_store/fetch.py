@@ -19,6 +19,8 @@ class Closed(enum.IntFlag):
     LIMITED = 4
     MORE_DUE = 8
     """Not a limit: more jobs have become due than one call moves. The next call should come at once."""
+    LAST = 16
+    """Nor this one: after the jobs that came nothing waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,8 @@ def read_turn(reply: Reply, token: str) -> Turn:
     )
 
 
-async def take(lane: Lane, want: tuple[str, str, str, str], count: int, patience: Patience) -> Turn:
-    """Fetches up to ``count`` jobs."""
+async def take(lane: Lane, want: tuple[str, str, str, str], count: int, patience: Patience, share: int = 0) -> Turn:
+    """Fetches up to ``count`` jobs; ``share`` of them are to be those that have waited longest (docs/priorities.md)."""
     token = lane.next_token
-    args: tuple[Argument, ...] = (str(count), *want)
+    args: tuple[Argument, ...] = (str(count), *want, str(share) if share else "")
     return read_turn(await lane.call("moveToActive-11", args, patience), token)

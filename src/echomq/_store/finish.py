@@ -162,10 +162,11 @@ async def finish_and_take(
     outcomes: Sequence[Outcome],
     metrics_points: int,
     patience: Patience,
+    share: int = 0,
 ) -> Turn:
-    """Stores outcomes, then fetches up to ``count`` jobs, in one call."""
+    """Stores outcomes, then fetches up to ``count`` jobs as ``take`` does, in one call."""
     token = lane.next_token
-    args: list[Argument] = [str(count), *want, str(metrics_points), str(len(outcomes))]
+    args: list[Argument] = [str(count), *want, str(share) if share else "", str(metrics_points), str(len(outcomes))]
     for outcome in outcomes:
         args.extend(outcome.wire())
     return read_turn(await lane.call("moveToFinished-14", args, patience), token)

@@ -62,6 +62,7 @@ class Plan:
     dead_letter: bool
     on_crash_limit: OnCrashLimit
     crash_backoff: Backoff
+    fair_share: float
     metrics_points: int
 
 
@@ -115,6 +116,7 @@ class Crew:
             slots=plan.concurrency,
             want=Want(plan.lock_duration, plan.name, limit, duration),
             metrics_points=plan.metrics_points,
+            fair_share=plan.fair_share,
             run=self._runner.run,
             settle=self._settle,
             confirm=self._settle_locks,

@@ -12,6 +12,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from echomq._clock import lasting
@@ -40,6 +41,9 @@ _COMPLAIN_EVERY = 60.0
 _SILENCE = 1.0
 """Seconds beyond the time of a block after which its connection was not closed, but silent."""
 
+_TIMEOUT_GRAIN = 0.1
+"""Seconds by which a server may be late to say that a block has timed out: it looks ten times a second."""
+
 _DROP_ARRIVES = 0.02
 """Seconds that the server may take to see that a connection was closed."""
 
@@ -57,12 +61,38 @@ class _Ask(NamedTuple):
     Attributes:
         outcomes: to be stored.
         wanted: how many jobs it asks for.
+        share: how many of these are to be those that have waited longest.
         before: when it was first sent, on the lasting clock.
     """
 
     outcomes: list[tuple[Held, Outcome]]
     wanted: int
+    share: int
     before: float
+
+
+class FairShare:
+    """Keeps account of jobs that are fetched because they have waited longest, so that their share is exact over time.
+
+    Args:
+        share: of all jobs that are fetched; from 0 to 0.5.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = Fraction(str(share))
+        self._all = self._longest = 0
+
+    def of(self, wanted: int) -> int:
+        """How many of the next ``wanted`` jobs are to be such ones. They count as fetched until ``got`` says how many came."""
+        self._all += wanted
+        due = min(max(int(self._all * self._share) - self._longest, 0), wanted)
+        self._longest += due
+        return due
+
+    def got(self, came: int, wanted: int, share: int) -> None:
+        """So many came. A fetch that takes fewer than it may takes those that have waited longest all the same."""
+        self._all -= wanted - came
+        self._longest -= max(share - came, 0)
 
 
 class Pump:
@@ -72,6 +102,7 @@ class Pump:
         keys, link, blocking: the queue, the connection for calls, and the one that blocks on the marker.
         table: all jobs in our hands.
         slots: how many jobs may run at once.
+        fair_share: of the jobs that it fetches, how many are to be those that have waited longest.
         run: runs one job and says its outcome.
         settle: called after trouble with the connection, before anything is sent again; returns when the server is back and
             our locks are settled.
@@ -92,6 +123,7 @@ class Pump:
         slots: int,
         want: Want,
         metrics_points: int,
+        fair_share: float,
         run: Callable[[Held], Coroutine[Any, Any, Outcome | None]],
         settle: Callable[[Exception], Coroutine[Any, Any, None]],
         confirm: Callable[[], Coroutine[Any, Any, list[Held]]],
@@ -107,6 +139,7 @@ class Pump:
         self._slots = slots
         self._want = want.args
         self._metrics_points = metrics_points
+        self._fair_share = FairShare(fair_share) if fair_share else None
         self._run = run
         self._failed_to_complete = failed_to_complete
         self._without_result = without_result
@@ -117,6 +150,7 @@ class Pump:
         self._cap = 1 if slots == 1 else min(CAP, max(1, slots // 2))
         self._lanes = 1 if slots == 1 else 2
         self._ended: deque[tuple[Held, Outcome]] = deque()
+        self._put_back = False  # whether one that has ended goes back to the front, because of a rate limit
         self._given_back: list[tuple[Held, Outcome]] | None = None  # gathered until all that stop have stopped
         self._in_call: dict[str, tuple[Held, Outcome]] = {}
         self._unanswered: list[tuple[Lane, _Ask]] = []
@@ -134,6 +168,7 @@ class Pump:
         self._held_until = 0.0
         self._limit_seen_at = 0  # milliseconds of the server: changes of a limit up to then are known
         self._due_at: float | None = None
+        self._due_timer: asyncio.TimerHandle | None = None
         self._server_offset: float | None = None
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._idle_waiters: list[asyncio.Future[None]] = []
@@ -252,7 +287,7 @@ class Pump:
             try:
                 turn = await self._call(lane, ask)
             except EchoMQError as error:
-                self._fetching -= ask.wanted
+                self._asked(ask, 0)
                 self._refused(ask.outcomes, error)
                 self._tell_idle()
                 if not (isinstance(error, EncodingError) and ask.outcomes):  # else there is one the less to send
@@ -263,7 +298,7 @@ class Pump:
                 lane.step_back()
                 self._unanswered.append((lane, ask))
                 raise
-            self._fetching -= ask.wanted
+            self._asked(ask, len(turn.jobs) + len(turn.dropped))
             try:
                 await self._stored(ask.outcomes, turn)
                 await self._take_in(turn, ask.before)
@@ -276,14 +311,23 @@ class Pump:
 
     async def _call(self, lane: Lane, ask: _Ask) -> Turn:
         if not ask.outcomes:
-            return await take(lane, self._want, ask.wanted, self._patience)
+            return await take(lane, self._want, ask.wanted, self._patience, ask.share)
         outcomes = [outcome for _, outcome in ask.outcomes]
-        return await finish_and_take(lane, self._want, ask.wanted, outcomes, self._metrics_points, self._patience)
+        return await finish_and_take(
+            lane, self._want, ask.wanted, outcomes, self._metrics_points, self._patience, ask.share
+        )
+
+    def _asked(self, ask: _Ask, came: int) -> None:
+        self._fetching -= ask.wanted
+        if self._fair_share is not None:
+            self._fair_share.got(came, ask.wanted, ask.share)
 
     def _load(self) -> _Ask | None:
         """What the next call carries: outcomes, and how many jobs it asks for. None if there is nothing to call for."""
         outcomes: list[tuple[Held, Outcome]] = []
         size = 0
+        if self._put_back:
+            self._put_latest_back_first()
         while self._ended and len(outcomes) < self._cap and size < MOST_BYTES:
             ended = self._ended.popleft()
             size += ended[1].size
@@ -294,7 +338,8 @@ class Pump:
         for held, outcome in outcomes:
             self._in_call[held.job.id + held.token] = (held, outcome)
         self._fetching += count
-        return _Ask(outcomes, count, lasting())
+        share = 0 if self._fair_share is None else self._fair_share.of(count)
+        return _Ask(outcomes, count, share, lasting())
 
     def _wanted(self, going_anyway: bool) -> int:
         if self._gate is Gate.SHUT or asyncio.get_running_loop().time() < self._held_until:
@@ -419,7 +464,7 @@ class Pump:
         now = self.last_fetch = loop.time()
         if turn.now is not None:
             self._server_offset = turn.now / 1000 - now
-        self._due_at = None if turn.due_in is None else now + turn.due_in
+        self._comes_due(None if turn.due_in is None else now + turn.due_in, loop)
         for job_id in turn.dropped:
             logger.error(
                 "queue %s: id %s stood in the line without a job to run (there is none, or it is being run, or has ended); "
@@ -433,11 +478,12 @@ class Pump:
             self._ready.set()
         got = len(turn.jobs) + len(turn.dropped)
         self._drained = not got and not turn.closed
+        last = Closed.LAST in turn.closed
         if Closed.LIMITED in turn.closed:
             if turn.now is not None:
                 self._limit_seen_at = max(self._limit_seen_at, turn.now - 1)
             self._hold_off(turn.limited_for)
-        if got == wanted or Closed.MORE_DUE in turn.closed:
+        if (got == wanted and not last) or Closed.MORE_DUE in turn.closed:
             self._empty = False
             self._ramp = min(self._ramp * 2, 2 * CAP)
             self._wake_one()
@@ -451,7 +497,9 @@ class Pump:
     # -- a job ---------------------------------------------------------------------------------------------------------
 
     def _start(self, held: Held, loop: asyncio.AbstractEventLoop) -> None:
-        if self._gate is Gate.SHUT and held.hold is Hold.RUNNING:  # it answers a fetch that was under way when we were shut
+        if (
+            self._gate is Gate.SHUT and held.hold is Hold.RUNNING
+        ):  # it answers a fetch that was under way when we were shut
             self._end(held, GivenBack(held.job.id, held.token, started=False))
             return
         task = loop.create_task(self._one(held))
@@ -496,8 +544,20 @@ class Pump:
             self._given_back.append((held, outcome))
         else:
             self._ended.append((held, outcome))
+            self._put_back = self._put_back or isinstance(outcome, RateLimited)
             self._wake_one()
         self._tell_idle()
+
+    def _put_latest_back_first(self) -> None:
+        """Each goes to the front of the line, so the last to go is the next to come: their order is kept."""
+        place = {id(held): number for number, held in enumerate(self._table.all())}
+        self._ended = deque(
+            sorted(
+                self._ended,
+                key=lambda pair: -place.get(id(pair[0]), 0) if isinstance(pair[1], RateLimited) else 1,
+            )
+        )
+        self._put_back = False
 
     def _slot_is_free(self) -> None:
         if self.handlers == self._slots - 1:
@@ -568,6 +628,17 @@ class Pump:
             self._look_again()
             self._changed.set()
 
+    def _comes_due(self, at: float | None, loop: asyncio.AbstractEventLoop) -> None:
+        """When the next delayed job does. A timer of our own rings then: the end of a block would come late."""
+        if self._due_timer is not None:
+            self._due_timer.cancel()
+        self._due_at = at
+        self._due_timer = None if at is None else loop.call_at(at, self._is_due)
+
+    def _is_due(self) -> None:
+        self._due_at = self._due_timer = None
+        self._look_again()
+
     def _tell_idle(self) -> None:
         if self._idle_waiters and not self._running:
             for waiter in self._idle_waiters:
@@ -594,9 +665,10 @@ class Pump:
                 continue
             began = loop.time()
             held = began < self._held_until
-            seconds = self._held_until - began if held else self._until_due(began)
-            if seconds <= 0:
-                self._look_again()
+            seconds = self._held_until - began - _TIMEOUT_GRAIN if held else LONGEST_BLOCK
+            if seconds <= 0:  # the window opens before a server would say so
+                self._changed.clear()
+                await self._changed.wait()
                 continue
             self._blocked = True
             try:
@@ -628,9 +700,6 @@ class Pump:
             return False
         return now < self._held_until or (self._empty and self._slots > self.handlers + self._fetching)
 
-    def _until_due(self, now: float) -> float:
-        return LONGEST_BLOCK if self._due_at is None else min(LONGEST_BLOCK, self._due_at - now)
-
     async def _limit_changes(self, seconds: float) -> None:
         """Sleeps while a rate limit lasts, and has a lane look when one of the queue's limits has been changed meanwhile."""
         changed_at = await next_entry(self._blocking, self._keys.resolve("limits"), self._limit_seen_at, seconds)
@@ -649,7 +718,8 @@ class Pump:
         if member == b"1" and self._server_offset is not None:
             due_at = score / 1000 - self._server_offset
             if due_at > loop.time() + 0.001:
-                self._due_at = due_at if self._due_at is None else min(self._due_at, due_at)
+                if self._due_at is None or due_at < self._due_at:
+                    self._comes_due(due_at, loop)
                 return
         self._look_again()
 

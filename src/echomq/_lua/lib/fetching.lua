@@ -1,30 +1,32 @@
---- @use place promotion queue_meta
+--- @use place promotion queue_meta fair_share
 --- Takes jobs into `active`, each under a lock (protocol 3.4). Limits hold as if the jobs came one by one.
 
 local M = {}
 
 local MAX_BYTES = 1048576
-M.PAUSED, M.MAXED, M.LIMITED, M.MORE_DUE = 1, 2, 4, 8
+M.PAUSED, M.MAXED, M.LIMITED, M.MORE_DUE, M.LAST = 1, 2, 4, 8, 16
 
---- The next ids in order of service, still where they are: those of wait, then those of prioritized. Also how many are
---- from wait, and whether prioritized ends with them.
+--- The next ids in order of service, still where they are: those of wait, then those of prioritized. Also how many come
+--- before those of wait (none), how many up to the last of wait, whether prioritized ends with them, and whether more wait.
 local function candidates(q, wanted)
-  local waiting = redis.call("LRANGE", q.wait, tostring(-wanted), "-1")
+  local waiting = redis.call("LRANGE", q.wait, tostring(-wanted - 1), "-1")   -- one more than wanted, to see whether it is there
   local ids = {}
   for index = #waiting, 1, -1 do
     ids[#ids + 1] = waiting[index]
   end
-  local from_wait = #ids
-  if from_wait < wanted and not q.bare then
-    local ranked = redis.call("ZRANGE", q.prioritized, "0", tostring(wanted - from_wait - 1))
-    for _, id in ipairs(ranked) do
-      ids[#ids + 1] = id
-    end
-    if #ranked < wanted - from_wait then
-      return ids, from_wait, true
-    end
+  if #ids > wanted then
+    ids[#ids] = nil
+    return ids, 0, wanted, false, true
   end
-  return ids, from_wait, false
+  local from_wait = #ids
+  if q.bare then
+    return ids, 0, from_wait, false, false
+  end
+  local ranked = redis.call("ZRANGE", q.prioritized, "0", tostring(wanted - from_wait))
+  for index = 1, math.min(#ranked, wanted - from_wait) do
+    ids[#ids + 1] = ranked[index]
+  end
+  return ids, 0, from_wait, #ranked < wanted - from_wait, #ranked > wanted - from_wait
 end
 
 --- How many jobs the rate window still admits, and the milliseconds until it opens again (0 if it is open).
@@ -72,7 +74,8 @@ local function take_lock(q, id, want)
 end
 
 --- Moves up to `wanted` jobs into active and adds `id, hash` of each to `reply`.
---- want: count, token, lock_ms, worker, limiter_max, limiter_ms. Returns how many, flags, milliseconds of the
+--- want: count, token, lock_ms, worker, limiter_max, limiter_ms, share (nil, or how many are to be those that have waited
+--- longest). Returns how many, flags, milliseconds of the
 --- rate limit, the next due time (text, "0" if none), and ids that had no job to run.
 function M.run(q, settings, want, now, now_text, reply)
   local flags = 0
@@ -103,7 +106,12 @@ function M.run(q, settings, want, now, now_text, reply)
 
   local taken, counted, dropped = 0, 0, {}
   if wanted > 0 then
-    local ids, from_wait, ends = candidates(q, wanted)
+    local ids, before_wait, from_wait, ends, more
+    if want.share and not q.bare then
+      ids, before_wait, from_wait, ends, more = fair_share.choose(q, wanted, want.share)
+    else
+      ids, before_wait, from_wait, ends, more = candidates(q, wanted)
+    end
     local jobs, starts, deferred, broken, bytes, last = {}, {}, {}, {}, 0, 0
     local seen, twice = {}, {}
     for index, id in ipairs(ids) do
@@ -141,7 +149,7 @@ function M.run(q, settings, want, now, now_text, reply)
         if jobs[index] then
           moved[#moved + 1] = ids[index]
         end
-        if index > from_wait then
+        if index > from_wait or index <= before_wait then
           lost_ranked[#lost_ranked + 1] = ids[index]
         else
           lost_waiting[#lost_waiting + 1] = ids[index]
@@ -195,6 +203,9 @@ function M.run(q, settings, want, now, now_text, reply)
           end
         end
       end
+    end
+    if taken > 0 and not more and last == #ids and flags < M.MORE_DUE then
+      flags = flags + M.LAST
     end
     if ends and last == #ids then
       redis.call("DEL", q.pc)   -- nothing prioritized is left beyond these: ties may count from the start again

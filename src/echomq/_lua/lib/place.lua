@@ -39,12 +39,13 @@ function M.score(priority, pc)
   return whole(priority * CLASS + redis.call("INCR", pc) % CLASS)
 end
 
---- The score before all others of its class, not below the class.
-function M.front_score(priority, prioritized, pc)
+--- The score before all others of its class, not below the class. Where it is the first of its class, it leaves room for `more`
+--- that will be put before it.
+function M.front_score(priority, prioritized, pc, more)
   local first = redis.call("ZRANGEBYSCORE", prioritized, whole(priority * CLASS),
     whole((priority + 1) * CLASS - 1), "WITHSCORES", "LIMIT", "0", "1")
   if not first[2] then
-    return M.score(priority, pc)
+    return whole(priority * CLASS + redis.call("INCRBY", pc, whole(1 + (more or 0))) % CLASS)
   end
   return whole(math.max(tonumber(first[2]) - 1, priority * CLASS))
 end

@@ -15,6 +15,7 @@
 --- @arg worker
 --- @arg limiter_max
 --- @arg limiter_ms
+--- @arg share number
 --- @use clock check queue_meta paused_list neighbours fetching place
 --- @lane custom
 --- @returns now, codes (none), flags, milliseconds of a rate limit, next due time, ids without a job to run, then id and hash of each job
@@ -51,7 +52,7 @@ if settings.paused then
 end
 local want = {
   count = count, token = token, lock_ms = lock_ms, worker = worker, limiter_max = tonumber(limiter_max),
-  limiter_ms = limiter_ms ~= "" and limiter_ms or nil,
+  limiter_ms = limiter_ms ~= "" and limiter_ms or nil, share = share,
 }
 local jobs = {}
 local taken, flags, limited_ms, next_due, dropped = fetching.run(q, settings, want, now, now_text, jobs)

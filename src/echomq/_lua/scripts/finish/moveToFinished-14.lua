@@ -18,6 +18,7 @@
 --- @arg worker
 --- @arg limiter_max
 --- @arg limiter_ms
+--- @arg share number
 --- @arg metrics_points number
 --- @arg outcomes number
 --- @rest
@@ -271,7 +272,7 @@ local function put_back(kind, job_id, job_token, value, index, more)
     end
     redis.call("HSET", key, "atm", made)
   elseif priority > 0 then
-    -- They come latest first. Protocol 3.9 puts all at one score under a rate limit, where their ids decide.
+    -- They come latest first, so that their order is kept. (Protocol 3.9 puts all at one score, where their ids decide.)
     redis.call("ZADD", prioritized, place.front_score(priority, prioritized, q.pc, outcomes - index), job_id)
   else
     redis.call("RPUSH", wait, job_id)
@@ -335,7 +336,7 @@ local taken, flags, limited_ms, next_due = 0, 0, 0
 if count > 0 then
   local want = {
     count = count, token = token, lock_ms = lock_ms, worker = worker, limiter_max = tonumber(limiter_max),
-    limiter_ms = limiter_ms ~= "" and limiter_ms or nil,
+    limiter_ms = limiter_ms ~= "" and limiter_ms or nil, share = share,
   }
   taken, flags, limited_ms, next_due, dropped = fetching.run(q, settings, want, now, now_text, jobs)
 else
