@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from echomq._lua.loader import scripts
-from tests.store.scripts import Outcome, Queue, T, completed, dump, failed, job_args, retried, text
+from tests.store.scripts import KEEP_ALL, Outcome, Queue, T, completed, dump, failed, job_args, retried, text
 from tests.support.server import Server
 
 DEFAULT_KIND: Any = os.environ.get("ECHOMQ_TEST_SERVER", "valkey")
@@ -146,6 +146,14 @@ class World:
         parents.finish(failed("2", parents.token, "bad"))
         parents.fetch()
 
+    def dying(self, job_id: str) -> Outcome:
+        """A job that fails for good and leaves a dead letter, in the queue ``P``."""
+        more = {
+            "fields": ["failedReason", "bad", "stacktrace", "[]"],
+            "letter": ["emq:{P}:", '{"deadLetter":{"id":"x","failedOn":'],
+        }
+        return Outcome("failed", job_id, self.token, "bad", KEEP_ALL, more)
+
     def snapshot(self) -> Snapshot:
         """Every key as the server keeps it, and whether it has an expiry."""
         keys = sorted(text(self.client.execute_command("KEYS", "*")))
@@ -238,6 +246,9 @@ STEPS: dict[str, Step] = {
     ),
     "moveToActive": lambda world: world.queue.fetch(10),
     "moveToFinished": finish_all,
+    "moveToFinished, dead letters": lambda world: world.queue.finish(*map(world.dying, ("a1", "a3", "a9"))).codes,
+    "requeue": lambda world: world.queue.run("requeue-5", "emq:{P}:", "", 100),
+    "requeue, one": lambda world: world.queue.run("requeue-5", "emq:{P}:", "w1", 1),
     "moveToActive, again": lambda world: world.queue.fetch(2, lane="again", number=1, resent=True),
     "moveToFinished, again": lambda world: world.queue.finish(count=2, lane="again too", number=1, resent=True),
     "moveStalledJobsToWait": lambda world: world.queue.sweep(),
@@ -269,7 +280,10 @@ STEPS: dict[str, Step] = {
     "drain": lambda world: world.queue.run("drain-9", "wait", 0, "", ""),
     "cleanJobs": lambda world: world.queue.run("cleanJobs-12", "wait", 0, "", 0, ""),
     "cleanJobs, active": lambda world: world.queue.run("cleanJobs-12", "active", 0, "", 0, ""),
-    "healJobs": lambda world: world.queue.run("healJobs-12", *LOST, "w1", "a1"),
+    "lookForLost": lambda world: world.queue.run("lookForLost-9", "look", *LOST, "w1", "a1"),
+    "healJobs": lambda world: world.queue.run(
+        "healJobs-12", *(part for job_id in LOST for part in (job_id, f"{T}:::::"))
+    ),
     "setLimits": lambda world: world.queue.run("setLimits-7", "concurrency", 2000),
     "rateLimit": lambda world: world.queue.run("rateLimit-8", 1000),
     "publishEvent": lambda world: world.queue.run("publishEvent-3", "custom", "n", 1),
@@ -391,21 +405,6 @@ def test_every_key_of_every_other_type(world: World, name: str, paused: bool) ->
     assert ends.get("refused", 0) + ends.get("text", 0) > 0 or name in ("isFinished", *REPLAYS), ends
 
 
-@pytest.mark.parametrize("name", [one for one in STEPS if one not in READS])
-@pytest.mark.parametrize("content", ["rubbish", "1.5", "07", " 7", "", "99999999999999999999"])
-def test_counters_that_cannot_be_counted_on(world: World, name: str, content: str) -> None:
-    for key in ("emq:{q}:id", "emq:{q}:pc", "emq:{q}:limiter", "emq:{P}:pc", "emq:{P}:id"):
-        begin(world)
-        world.client.execute_command("SET", key, content)
-        check_step(world, STEPS[name], f"{name} with {key} = {content!r}", broken=key)
-
-
-FIELDS = [
-    ("emq:{q}:meta", "concurrency"),
-    ("emq:{q}:meta", "max"),
-    ("emq:{q}:meta", "duration"),
-    ("emq:{q}:meta", "opts.maxLenEvents"),
-    ("emq:{P}:meta", "concurrency"),
 FULL = "18446744073709551615-18446744073709551615"
 EVENTS = ("emq:{q}:events", "emq:{P}:events", "emqx:{q}:limits")
 
@@ -424,6 +423,21 @@ def test_event_logs_that_take_no_more_hold_nothing_up(world: World, name: str) -
     assert outcome(full=True) == outcome(full=False)
 
 
+@pytest.mark.parametrize("name", [one for one in STEPS if one not in READS])
+@pytest.mark.parametrize("content", ["rubbish", "1.5", "07", " 7", "", "99999999999999999999"])
+def test_counters_that_cannot_be_counted_on(world: World, name: str, content: str) -> None:
+    for key in ("emq:{q}:id", "emq:{q}:pc", "emq:{q}:limiter", "emq:{P}:pc", "emq:{P}:id"):
+        begin(world)
+        world.client.execute_command("SET", key, content)
+        check_step(world, STEPS[name], f"{name} with {key} = {content!r}", broken=key)
+
+
+FIELDS = [
+    ("emq:{q}:meta", "concurrency"),
+    ("emq:{q}:meta", "max"),
+    ("emq:{q}:meta", "duration"),
+    ("emq:{q}:meta", "opts.maxLenEvents"),
+    ("emq:{P}:meta", "concurrency"),
     ("emq:{P}:meta", "opts.maxLenEvents"),
     ("emq:{q}:metrics:completed", "count"),
     ("emq:{q}:metrics:completed", "prevTS"),

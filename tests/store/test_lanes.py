@@ -50,6 +50,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "changeDelay-5": lambda queue, **call: queue.run("changeDelay-5", "later", 5, "", **call),
     "changePriority-8": lambda queue, **call: queue.run("changePriority-8", "10", 3, "", **call),
     "requeue-5": lambda queue, **call: queue.run("requeue-5", "bull:origin:", "", 100, **call),
+    "requeue-5": lambda queue, **call: queue.run("requeue-5", "bull:origin:", "", 100, **call),
     "reprocessJob-10": lambda queue, **call: queue.run("reprocessJob-10", "ended", "", **call),
     "moveJobsToWait-11": lambda queue, **call: queue.run("moveJobsToWait-11", "failed", "", **call),
     "drain-9": lambda queue, **call: queue.run("drain-9", "wait", 0, "", "", **call),
