@@ -89,6 +89,7 @@ async def test_workers_heal_beside_a_bullmq_5_alone(
     queue: Queue, server: Server, seen: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(echomq._worker.heal, "EVERY", 0.2)
+    monkeypatch.setattr(echomq._worker.heal, "_SHARE", 1)
     lost = await queue.add("enroll", job_id="lost")
     server.cli("DEL", BASE + "wait")
     if seen == "list":

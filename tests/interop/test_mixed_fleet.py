@@ -54,13 +54,13 @@ class Fleet:
         which = self.chance.random()
         priority = self.chance.randint(1, 3) if which < 0.2 else 0
         delay = self.chance.randint(1, 200) if which > 0.8 else 0
-        data = {"n": next(self.names)}
+        data = {"n": next(self.names), "seconds": self.chance.uniform(0, 0.03)}  # so that there is a line
         if kind == "ours":
-            job = await self.pair.ours.add("echo", data, priority=priority, delay=delay / 1000)
+            job = await self.pair.ours.add("slow", data, priority=priority, delay=delay / 1000)
             self.added[job.id] = kind
         else:
             opts = {**({"priority": priority} if priority else {}), **({"delay": delay} if delay else {})}
-            self.added[await self.peers[kind].add("echo", data, **opts)] = kind
+            self.added[await self.peers[kind].add("slow", data, **opts)] = kind
 
     async def pause(self, kind: str) -> None:
         await (self.pair.ours.pause() if kind == "ours" else self.peers[kind].pause())
@@ -73,7 +73,7 @@ class Fleet:
         for _ in range(steps):
             what = self.chance.choices(["add", "pause", "resume"], [60, 20, 20])[0]
             if what == "add":
-                await self.add(self.chance.choice(self.kinds))
+                await asyncio.gather(*map(self.add, self.chance.choices(self.kinds, k=self.chance.randint(1, 8))))
             elif what == "pause":
                 await self.pause(self.chance.choice(switchers))
             else:
@@ -93,6 +93,7 @@ async def test_random_pauses_resumes_and_adds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(echomq._worker.heal, "EVERY", 0.5)
+    monkeypatch.setattr(echomq._worker.heal, "_SHARE", 1)
     seed = random.getrandbits(32)  # repeated by pytest's --randomly-seed
     print(f"seed {seed}")  # noqa: T201
     pair, six = make_pair(), session_node("bullmq6", server)
@@ -106,14 +107,14 @@ async def test_random_pauses_resumes_and_adds(
             await wait_until(
                 lambda: server.cli("ZCARD", pair.key("completed")) == len(fleet.added), 30, "all have ended"
             )
-        starts = Counter(run.id for run in pair.runs.seen)
-        for peer in fleet.peers.values():
-            starts.update(news["id"] for news in peer.node.told("start"))
+        ran = {kind: [news["id"] for news in peer.node.told("start")] for kind, peer in fleet.peers.items()}
+        ran["ours"] = [run.id for run in pair.runs.seen]
     finally:
         await asyncio.gather(six("reset"), python("reset"), pair.node("reset"))
         six.news.clear()
 
-    assert starts == dict.fromkeys(fleet.added, 1)
+    assert all(ran.values()), {kind: len(ids) for kind, ids in ran.items()}
+    assert Counter(itertools.chain(*ran.values())) == dict.fromkeys(fleet.added, 1)
     events = [
         dict(zip(flat[::2], flat[1::2], strict=True)) for _, flat in server.cli("XRANGE", pair.key("events"), "-", "+")
     ]
@@ -138,6 +139,7 @@ async def test_what_version_5_has_dropped_comes_back(
 ) -> None:
     """Vector 25 of the protocol, and the other way round; no call of ours comes between to save the list."""
     monkeypatch.setattr(echomq._worker.heal, "EVERY", 0.3)
+    monkeypatch.setattr(echomq._worker.heal, "_SHARE", 1)
     pair, six = make_pair(), session_node("bullmq6", server)
     theirs = six.queue(pair.theirs.name)
     expected: dict[str, Any] = {}

@@ -28,10 +28,28 @@ def queue(client: redis.Redis) -> Queue:
     return Queue(client)
 
 
-def heal(queue: Queue, *ids: str, **call: Any) -> dict[str, str]:
-    """What the script put back, or found broken."""
-    reply = list(text(queue.run("healJobs-12", *ids, **call)))[1:]
+def look(queue: Queue, *ids: str) -> dict[str, str]:
+    """Those that stand nowhere, each with its mark."""
+    reply = list(text(queue.run("lookForLost-9", "look", *ids)))
+    marks = dict(zip(reply[::2], reply[1::2], strict=True))
+    for kind in ("active", "wait", "paused"):
+        copy = queue.keys.resolve("standing") + ":look:" + kind
+        assert queue.command("TTL", copy) != -1
+        for job_id in queue.command("LRANGE", copy, 0, -1):
+            marks.pop(job_id, None)
+        queue.command("DEL", copy)
+    return marks
+
+
+def put_back(queue: Queue, marks: dict[str, str], **call: Any) -> dict[str, str]:
+    """What the script put back, by its state."""
+    reply = list(text(queue.run("healJobs-12", *(part for pair in marks.items() for part in pair), **call)))[1:]
     return dict(zip(reply[::2], reply[1::2], strict=True))
+
+
+def heal(queue: Queue, *ids: str) -> dict[str, str]:
+    """Both, one after the other."""
+    return put_back(queue, look(queue, *ids))
 
 
 def test_from_wait_to_the_front_of_the_line_the_last_named_first(queue: Queue) -> None:
@@ -97,6 +115,7 @@ def test_what_had_ended_has_ended_as_it_did(queue: Queue, state: str) -> None:
     before = queue.dump()
     queue.command("DEL", "~" + state)
     assert heal(queue, "a") == {"a": state}
+    assert queue.command("HDEL", "~a", "healed") == 1
     assert queue.dump() == before  # no event either: its end was told of
 
 
@@ -120,31 +139,46 @@ def test_a_parent_waits_for_its_children_unless_it_is_to_fail(queue: Queue) -> N
     assert queue.new_events()[0] == ["waiting-children", "jobId", "a", "prev", "unknown"]
 
 
-@pytest.mark.parametrize("many", [1, 30], ids=["few", "many"])
-def test_what_stands_somewhere_is_not_touched(queue: Queue, many: int) -> None:
-    """Few are looked for one by one, many at one look at the lists."""
+def test_what_stands_somewhere_is_not_touched(queue: Queue) -> None:
     queue.add_many([job_args(job_id=f"w{n}") for n in range(2500)])
-    queue.add_many([job_args(job_id=f"a{n}", lifo=True) for n in range(many)])
-    queue.fetch(many)
-    queue.command("DEL", *(f"~a{n}:lock" for n in range(many)))
-    queue.add_many([job_args(job_id=f"d{n}", delay=1000) for n in range(many)])
-    queue.add_many([job_args(job_id=f"p{n}", priority=1) for n in range(many)])
-    queue.command("RPUSH", "~paused", *(f"v{n}" for n in range(many)))
-    for n in range(many):
-        queue.command(
-            "HSET", f"~v{n}", "name", "x", "data", "{}", "opts", "{}", "timestamp", T, "delay", 0, "priority", 0
-        )
+    queue.add_many([job_args(job_id=f"a{n}", lifo=True) for n in range(30)])
+    queue.fetch(30)
+    queue.command("DEL", *(f"~a{n}:lock" for n in range(30)))
+    queue.add_many([job_args(job_id=f"d{n}", delay=1000) for n in range(30)])
+    queue.add_many([job_args(job_id=f"p{n}", priority=1) for n in range(30)])
+    queue.command("RPUSH", "~paused", *(f"v{n}" for n in range(30)))
+    for n in range(30):
+        queue.command("HSET", f"~v{n}", "name", "x", "data", "{}", "opts", "{}", "timestamp", T)
     before = queue.dump()
     for kind in "wadpv":
-        named = [f"{kind}{n}" for n in range(many)]
-        assert heal(queue, *named, "none") == {}
+        assert heal(queue, *(f"{kind}{n}" for n in range(30)), "none") == {}
     assert queue.dump() == before
     queue.command("LREM", "~wait", 0, "w2400")
     queue.command("LREM", "~wait", 0, "w7")
-    found = heal(queue, "w7", "w2400", *(f"w{n}" for n in range(100, 100 + many)), "w7")
+    found = heal(queue, "w7", "w2400", *(f"w{n}" for n in range(100, 130)), "w7")
     assert found == {"w7": "waiting", "w2400": "waiting"}
     assert queue.get("wait")[-2:] == ["w7", "w2400"]
     assert len(queue.get("wait")) == 2500
+
+
+def test_what_happened_to_a_job_since_the_look_counts(queue: Queue) -> None:
+    """Healed by another, run by another, removed and added anew, held by a worker that was thought dead."""
+    names = ("healed", "run", "anew", "held")
+    queue.add_many([job_args(job_id=name) for name in names])
+    queue.command("DEL", "~wait")
+    marks = look(queue, *names)
+    assert list(marks) == list(names)
+    assert heal(queue, "healed") == {"healed": "waiting"}
+    queue.command("HINCRBY", "~run", "ats", 1)
+    queue.remove("anew")
+    queue.add(job_id="anew", timestamp=T + 1)
+    queue.command("SET", "~held:lock", "x")
+    assert put_back(queue, marks) == {}
+    assert queue.get("wait") == ["anew", "healed"]
+    assert queue.get("healed")["healed"] == "1"
+    queue.command("DEL", "~wait")
+    assert heal(queue, "healed") == {"healed": "waiting"}
+    assert queue.get("healed")["healed"] == "2"
 
 
 def test_while_the_queue_is_paused_no_marker_and_the_list_of_version_5_is_taken_over(queue: Queue) -> None:
@@ -179,15 +213,17 @@ def test_broken_ones_are_named_and_left(queue: Queue) -> None:
     queue.command("SET", "~text", "x")
     before = queue.dump()
     named = ["ghost", "half", "repeat:a:1", "1:processed", "text", "none"]
-    assert heal(queue, *named) == {"ghost": "broken", "half": "broken"}
+    assert look(queue, *named) == {"ghost": "", "half": "", "repeat:a:1": ""}
+    assert heal(queue, *named) == {}
     assert queue.dump() == before
 
 
-def test_the_same_call_again_puts_nothing_back_twice(queue: Queue, server: Server) -> None:
+def test_the_same_call_again_puts_nothing_back_twice(queue: Queue) -> None:
     queue.add(job_id="a")
     queue.command("DEL", "~wait")
-    assert heal(queue, "a", number=50) == {"a": "waiting"}
-    assert heal(queue, "a", number=50, resent=True) == {"a": "waiting"}
+    marks = look(queue, "a")
+    assert put_back(queue, marks, number=50) == {"a": "waiting"}
+    assert put_back(queue, marks, number=50, resent=True) == {"a": "waiting"}
+    assert put_back(queue, marks, number=51) == {}
     assert queue.get("wait") == ["a"]
-    assert heal(queue, "a", number=51) == {}
     assert audit(queue.client, "bull", "q") == []

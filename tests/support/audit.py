@@ -15,6 +15,7 @@ from typing import Any
 import redis
 
 from echomq._store.keys import QueueKeys
+from echomq.models import FAILURE_KINDS
 
 _LISTS = ("wait", "paused", "active")
 _SETS = ("prioritized", "delayed", "waiting-children", "completed", "failed")
@@ -43,6 +44,8 @@ _OWN_TYPES = {
     "v5": "string",
     "healing": "string",
 }
+_LASTING = ("paused-schedulers",)
+_LETTER = {"id", "reason", "attemptsMade", "failedOn"}
 _PARTS = {
     "lock": "string",
     "logs": "list",
@@ -57,7 +60,7 @@ _EVENTS_MARGIN = 1000  # trimming is approximate
 
 
 def audit(client: redis.Redis, prefix: str, queue: str, *, hash_tag: bool | None = None) -> list[str]:
-    """Look at every key of a queue and say what is wrong, a line each; nothing is changed.
+    """Look at every key of a queue and of its dead letters and say what is wrong, a line each; nothing is changed.
 
     Args:
         client: any synchronous client of the server.
@@ -65,7 +68,8 @@ def audit(client: redis.Redis, prefix: str, queue: str, *, hash_tag: bool | None
         queue: the queue's name as the user gives it, without braces.
         hash_tag: as a Queue takes it.
     """
-    return _Audit(client, QueueKeys.of(queue, prefix=prefix, hash_tag=hash_tag)).run()
+    keys = QueueKeys.of(queue, prefix=prefix, hash_tag=hash_tag)
+    return _Audit(client, keys).run() + _Audit(client, keys.dead_letters).run()
 
 
 class _Audit:
@@ -170,7 +174,8 @@ class _Audit:
                 self.found.append(f"{key} is a {kind}, must be a {expected}")
         for key in self.kinds:
             suffix = key.removeprefix(self.base)
-            bounded = suffix in _EXPIRING or suffix.endswith(":lock") or key.startswith(self.keys.own_base)
+            own = key.startswith(self.keys.own_base) and key.removeprefix(self.keys.own_base) not in _LASTING
+            bounded = suffix in _EXPIRING or suffix.endswith(":lock") or own
             if bounded and self._ask("PTTL", key) == -1:
                 self.found.append(f"{key} has no expiry")
         events = self.base + "events"
@@ -186,7 +191,8 @@ class _Audit:
 
     def _expected_kind(self, key: str) -> str | None:
         if key.startswith(self.keys.own_base):
-            return _OWN_TYPES.get(key.removeprefix(self.keys.own_base))
+            suffix = key.removeprefix(self.keys.own_base)
+            return "list" if suffix.startswith("standing:") else _OWN_TYPES.get(suffix)
         suffix = key.removeprefix(self.base)
         if suffix in _TYPES:
             return _TYPES[suffix]
@@ -217,6 +223,7 @@ class _Audit:
                     self.found.append(f"job {job_id} has a {name} that is no JSON: {job[name][:80]!r}")
             if len(places) == 1:
                 self._check_fields_of_state(job_id, job, places[0])
+            self._check_own_fields(job_id, job)
 
     def _check_fields_of_state(self, job_id: str, job: Mapping[str, str], state: str) -> None:
         wanted = {
@@ -236,6 +243,19 @@ class _Audit:
         elif "finishedOn" in job:
             self.found.append(f"job {job_id} is in {state} and has finishedOn")
 
+    def _check_own_fields(self, job_id: str, job: Mapping[str, str]) -> None:
+        if "failureKind" in job and (job["failureKind"] not in FAILURE_KINDS or "failedReason" not in job):
+            self.found.append(
+                f"job {job_id} has failureKind {job['failureKind']}, failedReason {job.get('failedReason')}"
+            )
+        for name in ("skipped", "resultError"):
+            if name in job and self.states.get(job_id) != ["completed"]:
+                self.found.append(f"job {job_id} has {name} and is not completed")
+        opts = json.loads(job["opts"]) if _is_json(job.get("opts", "")) else {}
+        letter = opts.get("deadLetter") if isinstance(opts, dict) else None
+        if letter is not None and (not isinstance(letter, dict) or set(letter) != _LETTER):
+            self.found.append(f"job {job_id} has the deadLetter {letter}, must have {', '.join(sorted(_LETTER))}")
+
     def _check_locks(self) -> None:
         for key in self.kinds:
             suffix = key.removeprefix(self.base)
@@ -249,12 +269,16 @@ class _Audit:
             suffix = key.removeprefix(self.base)
             if suffix.startswith("de:") and self.kinds[key] == "string":
                 owner = self._ask("GET", key)
-                if owner not in self.jobs and self._ask("PTTL", key) == -1:
-                    self.found.append(f"{key} is held for ever by job {owner}, which is not there")
+                if self._has_ended(owner) and self._ask("PTTL", key) == -1:
+                    self.found.append(f"{key} is held for ever by job {owner}, which has ended or is not there")
             if suffix.startswith("dn:"):
+                # Its holder may have been put back meanwhile; and the id may have been freed by hand, which leaves this.
                 owner = self._ask("GET", self.base + "de:" + suffix.removeprefix("dn:"))
-                if self.states.get(owner) != ["active"]:
-                    self.found.append(f"{key} waits for job {owner}, which is not active")
+                if owner is not None and self._has_ended(owner):
+                    self.found.append(f"{key} waits for job {owner}, which has ended or is not there")
+
+    def _has_ended(self, job_id: str) -> bool:
+        return job_id not in self.jobs or self.states.get(job_id) in (["completed"], ["failed"])
 
     def _check_families(self) -> None:
         for job_id, job in self.jobs.items():
@@ -277,6 +301,20 @@ class _Audit:
             for scheduler in self._ask("ZRANGE", self.base + "repeat", 0, -1):
                 if self.kinds.get(f"{self.base}repeat:{scheduler}") != "hash":
                     self.found.append(f"scheduler {scheduler} has no definition")
+        for key, kind in self.kinds.items():
+            suffix = key.removeprefix(self.base)
+            if kind == "hash" and suffix.startswith("repeat:") and suffix not in self.jobs:
+                scheduler = suffix.removeprefix("repeat:")
+                rhythms = [one for one in self._ask("HMGET", key, "every", "pattern") if one is not None]
+                if len(rhythms) != 1 or not self._ask("HEXISTS", key, "ic"):
+                    self.found.append(f"scheduler {scheduler} must have ic, and either every or pattern")
+                if self._ask("ZSCORE", self.base + "repeat", scheduler) is None:
+                    self.found.append(f"scheduler {scheduler} has a definition and is not in repeat")
+        paused = self.keys.own_base + "paused-schedulers"
+        if self.kinds.get(paused) == "hash":
+            for scheduler in self._ask("HKEYS", paused):
+                if self._ask("ZSCORE", self.base + "repeat", scheduler) is not None:
+                    self.found.append(f"scheduler {scheduler} is paused, and in repeat")
 
 
 def _text(value: Any) -> Any:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from echomq._redis.client import Link
 from echomq._redis.wire import Argument, Reply
-from echomq._store.call import Lane, Patience, read_command
+from echomq._store.call import Lane, Patience, read_command, read_script
 from echomq._store.codec import decode_id, state_in, to_ms
 from echomq._store.keys import QueueKeys
 from echomq._store.line import Line
@@ -22,8 +23,10 @@ from echomq.errors import ServerError
 from echomq.models import Healed, JobState
 
 _PAGE: Final = 1000
-_MOST: Final = 100
-_SCRIPT: Final = "healJobs-12"
+_LOOKED_FOR: Final = 500
+_PUT_BACK: Final = 100
+_LOOK: Final = "lookForLost-9"
+_HEAL: Final = "healJobs-12"
 
 _SETS: Final = ("completed", "failed", "delayed", "prioritized", "waiting-children")
 _LISTS: Final = ("active", "wait", "paused")
@@ -41,16 +44,17 @@ _GLOB: Final = re.compile(r"([\[\]*?\\])")
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a heal reads, and how it calls its script."""
+    """How a heal reads, looks and changes."""
 
     keys: QueueKeys
     read: Callable[..., Awaitable[Reply]]
+    look: Callable[[str, Sequence[Argument]], Awaitable[Reply]]
     change: Callable[[str, Sequence[Argument]], Awaitable[Reply]]
 
     @classmethod
     def of_line(cls, line: Line) -> Way:
         """By a queue's line of calls."""
-        return cls(line.keys, line.ask, line.call)
+        return cls(line.keys, line.ask, line.read, line.call)
 
     @classmethod
     def of_lane(cls, keys: QueueKeys, link: Link, lane: Lane) -> Way:
@@ -59,10 +63,13 @@ class Way:
         async def read(*command: Argument) -> Reply:
             return await read_command(link, command, Patience(0))
 
+        async def look(name: str, args: Sequence[Argument]) -> Reply:
+            return await read_script(link, name, keys, args, Patience(0))
+
         async def change(name: str, args: Sequence[Argument]) -> Reply:
             return await lane.call(name, args, Patience(0))
 
-        return cls(keys, read, change)
+        return cls(keys, read, look, change)
 
 
 async def wanted(way: Way, interval: float) -> bool:
@@ -77,28 +84,52 @@ async def wanted(way: Way, interval: float) -> bool:
     return await way.read("SET", keys.resolve("healing"), "1", "NX", "PX", str(to_ms(interval))) is not None
 
 
+async def put_off(way: Way, seconds: float) -> None:
+    """Lets nobody look again for so long."""
+    await way.read("SET", way.keys.resolve("healing"), "1", "PX", str(to_ms(seconds)))
+
+
 async def heal(way: Way) -> Healed:
     """Looks at every job of the queue, in steps of at most 1,000 names, and puts back those that stand in no state.
 
-    What moves while it looks is looked for once more; what is still not found, at one moment (the script).
+    What was only moving while it looked around is told from what is lost by a look at one moment (``_lost``).
     """
-    count, lost = await _nowhere(way)
-    if lost:
-        lost -= await _standing(way, lost)
-        lost -= await _foreign(way, lost)
+    count, names = await _nowhere(way)
+    names -= await _foreign(way, names)
     put_back: dict[JobState, list[str]] = {}
     broken: list[str] = []
-    ages = [(age, job_id) async for age, job_id in _ages(way, lost)]
+    ages = [(age, job_id) async for age, job_id in _ages(way, names)]
     ages.sort(reverse=True)  # the oldest last: each goes to the front of the line
-    for start in range(0, len(ages), _MOST):
-        reply = await way.change(_SCRIPT, [job_id for _, job_id in ages[start : start + _MOST]])
-        assert isinstance(reply, list)
-        for job_id, state in zip(reply[1::2], reply[2::2], strict=True):
-            assert isinstance(job_id, bytes)
-            assert isinstance(state, bytes)
-            found = state_in(state)
-            (broken if found is None else put_back.setdefault(found, [])).append(decode_id(job_id))
+    for start in range(0, len(ages), _LOOKED_FOR):
+        lost = await _lost(way, [job_id for _, job_id in ages[start : start + _LOOKED_FOR]])
+        broken += [decode_id(job_id) for job_id, mark in lost if not mark and not job_id.startswith(b"repeat:")]
+        whole = [(job_id, mark) for job_id, mark in lost if mark]
+        for first in range(0, len(whole), _PUT_BACK):
+            reply = await way.change(_HEAL, [part for pair in whole[first : first + _PUT_BACK] for part in pair])
+            assert isinstance(reply, list)
+            for job_id, state in zip(reply[1::2], reply[2::2], strict=True):
+                assert isinstance(job_id, bytes)
+                assert isinstance(state, bytes)
+                found = state_in(state)
+                assert found is not None
+                put_back.setdefault(found, []).append(decode_id(job_id))
     return Healed(count, put_back, broken)
+
+
+async def _lost(way: Way, names: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+    """Those of at most 500 that stood nowhere at one moment, in the same order, each with its mark."""
+    look = secrets.token_urlsafe(9)
+    reply = await way.look(_LOOK, [look, *names])
+    assert isinstance(reply, list)
+    marks = dict(zip(reply[::2], reply[1::2], strict=True))
+    copies = [f"{way.keys.resolve('standing')}:{look}:{kind}" for kind in _LISTS]
+    if marks:
+        for copy in copies:
+            async for ids in _list(way, copy):
+                for job_id in ids:
+                    marks.pop(job_id, None)
+    await way.read("UNLINK", *copies)  # else they expire
+    return [(job_id, mark) for job_id, mark in marks.items() if isinstance(job_id, bytes) and isinstance(mark, bytes)]
 
 
 async def _nowhere(way: Way) -> tuple[int, set[bytes]]:
@@ -108,22 +139,10 @@ async def _nowhere(way: Way) -> tuple[int, set[bytes]]:
     async for page in _names(way):
         count += len(page)
         names |= await _in_no_set(way, page)
-    if names:
-        async for ids in _line(way):
+    for kind in _LISTS if names else ():
+        async for ids in _list(way, way.keys.key(kind)):
             names.difference_update(ids)
     return count, names
-
-
-async def _standing(way: Way, names: set[bytes]) -> set[bytes]:
-    """Those that are found at a second look: they were moving at the first."""
-    found: set[bytes] = set()
-    async for ids in _line(way):
-        found |= names.intersection(ids)
-    rest = list(names - found)
-    for start in range(0, len(rest), _PAGE):
-        page = rest[start : start + _PAGE]
-        found |= set(page) - await _in_no_set(way, page)
-    return found
 
 
 async def _names(way: Way) -> AsyncIterator[list[bytes]]:
@@ -168,17 +187,16 @@ async def _in_no_set(way: Way, names: Iterable[bytes]) -> set[bytes]:
     return set(rest)
 
 
-async def _line(way: Way) -> AsyncIterator[list[bytes]]:
-    """The ids of the lists, a chunk at a time."""
-    for kind in _LISTS:
-        start = 0
-        while True:
-            ids = await way.read("LRANGE", way.keys.key(kind), str(start), str(start + _PAGE - 1))
-            assert isinstance(ids, list)
-            yield ids  # type: ignore[misc]
-            if len(ids) < _PAGE:
-                break
-            start += _PAGE
+async def _list(way: Way, key: str) -> AsyncIterator[list[bytes]]:
+    """The ids of a list, a chunk at a time."""
+    start = 0
+    while True:
+        ids = await way.read("LRANGE", key, str(start), str(start + _PAGE - 1))
+        assert isinstance(ids, list)
+        yield ids  # type: ignore[misc]
+        if len(ids) < _PAGE:
+            return
+        start += _PAGE
 
 
 async def _foreign(way: Way, names: Iterable[bytes]) -> set[bytes]:
@@ -207,8 +225,8 @@ async def _ages(way: Way, names: Iterable[bytes]) -> AsyncIterator[tuple[int, by
             return None
         return int(found) if isinstance(found, bytes) and found.isdigit() else 0
 
-    for start in range(0, len(ordered), _MOST):
-        page = ordered[start : start + _MOST]
+    for start in range(0, len(ordered), _PUT_BACK):
+        page = ordered[start : start + _PUT_BACK]
         for name, found in zip(page, await asyncio.gather(*map(age, page)), strict=True):
             if found is not None:
                 yield found, name

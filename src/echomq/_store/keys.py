@@ -14,7 +14,7 @@ _SUFFIXES = {"check_at": "stalled-check", "waiting_children": "waiting-children"
 
 _OURS = {
     "calls": "calls", "suspects": "suspects", "limits": "limits", "paused_schedulers": "paused-schedulers",
-    "version_5": "v5", "healing": "healing",
+    "version_5": "v5", "healing": "healing", "standing": "standing",
 }  # fmt: skip
 """Keys of our own: not under ``{prefix}:``, where other programs' maintenance would take them for jobs and delete them."""
 

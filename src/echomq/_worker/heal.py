@@ -8,13 +8,16 @@ import random
 from echomq._log import logger
 from echomq._redis.client import Link
 from echomq._store.call import Lane
-from echomq._store.heal import Way, heal, wanted
+from echomq._store.heal import Way, heal, put_off, wanted
 from echomq._store.keys import QueueKeys
-from echomq.errors import EchoMQError
+from echomq.errors import ConnectionLost, EchoMQError, ServerUnavailable
 from echomq.models import Healed
 
 EVERY = 180.0
 """Seconds between two looks, whoever of the fleet makes them."""
+
+_SHARE = 0.02
+"""The share of the time that may go into looking, where there is much to look at."""
 
 _NAMED = 100
 
@@ -37,14 +40,23 @@ class Healer:
             await asyncio.sleep(EVERY * (0.5 + random.random()))  # apart from the other workers; no secret
             try:
                 await self.tick()
-            except EchoMQError as error:  # a server that is away is told of by others
-                logger.info("queue %s was not looked through for lost jobs: %s", self._queue, error)
+            except (ConnectionLost, ServerUnavailable):
+                pass  # others tell of it
+            except EchoMQError as error:
+                logger.error("queue %s cannot be looked through for lost jobs: %s", self._queue, error)
 
     async def tick(self) -> Healed | None:
         """One look, if a version 5 is about and it is nobody else's turn."""
         if not await wanted(self._way, EVERY):
             return None
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         healed = await heal(self._way)
+        self._tell(healed)
+        await put_off(self._way, max(EVERY, (loop.time() - began) / _SHARE))
+        return healed
+
+    def _tell(self, healed: Healed) -> None:
         ids = [job_id for ids in healed.put_back.values() for job_id in ids]
         for start in range(0, len(ids), _NAMED):
             named = ids[start : start + _NAMED]
@@ -64,4 +76,3 @@ class Healer:
                 ", ".join(healed.broken[:_NAMED]),
                 extra={"queue": self._queue},
             )
-        return healed

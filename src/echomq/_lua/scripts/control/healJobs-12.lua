@@ -12,45 +12,20 @@
 --- @key events
 --- @key calls
 --- @rest
---- @use clock check place line_up
+--- @use clock check place line_up lost_job
 --- @lane
---- @returns now, then the ids that stood nowhere, each with its state by now, or "broken": no whole job, left as it is
+--- @returns now, then the ids that were put back, each with its state by now
 
--- A transition of BullMQ 5 that renames a list over another leaves such jobs (protocol 3.16). The caller has found them by
--- looking around for a while, so that each of them may be one that was moving; here they are looked for at one moment.
-local FEW = 10      -- up to here a look for each is cheaper than one at the whole list
-local CHUNK = 1000
-
+-- A transition of BullMQ 5 that renames a list over another leaves such jobs (protocol 3.16). Of each the caller gives the id
+-- and the mark that lookForLost gave; nobody else puts it back but another heal, which changes the mark.
 local q = {
   base = base, wait = wait, paused = paused, prioritized = prioritized, active = active, meta = meta, marker = marker,
   events = events, pc = base .. "pc",
 }
 line_up.look(q)
-local sets, lists = { completed, failed, delayed, prioritized, waiting_children }, { active, wait, paused }
+local sets = { completed, failed, delayed, prioritized, waiting_children }
 for _, set in ipairs(sets) do
   check.zset(set)
-end
-check.list(paused)
-
---- Takes those out of `wanted` that stand in this list.
-local function strike_out(wanted, list)
-  local left = 0
-  for _ in pairs(wanted) do
-    left = left + 1
-  end
-  if left <= FEW then
-    for id in pairs(wanted) do
-      if redis.call("LPOS", list, id) then
-        wanted[id] = nil
-      end
-    end
-    return
-  end
-  for from = 0, redis.call("LLEN", list) - 1, CHUNK do
-    for _, id in ipairs(redis.call("LRANGE", list, place.whole(from), place.whole(from + CHUNK - 1))) do
-      wanted[id] = nil
-    end
-  end
 end
 
 local function whole_time(text)
@@ -58,39 +33,23 @@ local function whole_time(text)
   return number and number > 0 and number < check.EXACT and number or nil
 end
 
-local wanted = {}
-for index = rest, #ARGV do
-  wanted[ARGV[index]] = true
-end
-for id in pairs(wanted) do
-  for _, set in ipairs(sets) do
-    if redis.call("ZSCORE", set, id) then
-      wanted[id] = nil
-      break
-    end
-  end
-end
-for _, list in ipairs(lists) do
-  strike_out(wanted, list)
-end
-
 local now, now_text = clock.read(clock_given)
 local reply = { now_text }
-local lost = {}
-for index = rest, #ARGV do
-  local id = ARGV[index]
-  local job = wanted[id] and redis.pcall("HMGET", base .. id, "name", "data", "opts", "timestamp", "finishedOn",
-    "returnvalue", "failedReason", "delay", "priority", "processedOn", "ats", "defa")
-  wanted[id] = nil   -- an id may come twice
-  if job and not job.err then
-    if job[1] and job[2] and job[3] and job[4] then
-      if redis.call("EXISTS", base .. id .. ":lock") == 0 then   -- else a worker is about it; a later look is early enough
-        lost[#lost + 1] = { id = id, hash = job }
-      end
-    elseif (job[1] or job[2] or job[3] or job[4] or job[10] or job[11]) and string.sub(id, 1, 7) ~= "repeat:" then
-      reply[#reply + 1], reply[#reply + 2] = id, "broken"
+local nowhere, met = {}, {}
+for index = rest, #ARGV, 2 do
+  local id, mark = ARGV[index], ARGV[index + 1]
+  local key = base .. id
+  if mark ~= "" and not met[id] and lost_job.mark(key) == mark and redis.call("EXISTS", key .. ":lock") == 0 then
+    local somewhere = false
+    for _, set in ipairs(sets) do
+      somewhere = somewhere or redis.call("ZSCORE", set, id)
+    end
+    if not somewhere then
+      nowhere[#nowhere + 1] = { id = id, hash = redis.call("HMGET", key, "finishedOn", "returnvalue", "failedReason", "delay",
+        "timestamp", "processedOn", "priority", "defa", "healed") }
     end
   end
+  met[id] = true
 end
 
 local function tell(id, event, ...)
@@ -99,29 +58,30 @@ end
 
 --- Where a job with this hash belongs: puts it there, and names the state.
 local function put_back(id, hash)
-  local ended = whole_time(hash[5])
-  if ended and (hash[6] or hash[7]) then
-    local state = hash[6] and "completed" or "failed"
-    redis.call("ZADD", hash[6] and completed or failed, place.whole(ended), id)
+  redis.call("HSET", base .. id, "healed", place.whole(place.count(hash[9]) + 1))
+  local ended = whole_time(hash[1])
+  if ended and (hash[2] or hash[3]) then
+    local state = hash[2] and "completed" or "failed"
+    redis.call("ZADD", hash[2] and completed or failed, place.whole(ended), id)
     return state   -- its event has told of its end
-  elseif hash[5] then
+  elseif hash[1] then
     redis.call("HDEL", base .. id, "finishedOn")   -- an end without an outcome is none
   end
   local children = redis.pcall("SCARD", base .. id .. ":dependencies")
-  if type(children) == "number" and children > 0 and not hash[12] then
+  if type(children) == "number" and children > 0 and not hash[8] then
     redis.call("ZADD", waiting_children, now_text, id)
     tell(id, "waiting-children", "prev", "unknown")
     return "waiting-children"
   end
   -- From its last start, if there was one: when it was told to wait is not written down.
-  local delay, since = whole_time(hash[8]), math.max(whole_time(hash[4]) or 0, whole_time(hash[10]) or 0)
+  local delay, since = whole_time(hash[4]), math.max(whole_time(hash[5]) or 0, whole_time(hash[6]) or 0)
   if delay and since + delay > now then
     redis.call("ZADD", delayed, place.due_score(delayed, since + delay), id)
     place.mark_delayed(delayed, marker)
     tell(id, "delayed", "delay", place.whole(since + delay))
     return "delayed"
   end
-  local priority = place.priority(hash[9])
+  local priority = place.priority(hash[7])
   if priority > 0 then
     redis.call("ZADD", prioritized, place.front_score(priority, prioritized, q.pc), id)
   else
@@ -131,9 +91,9 @@ local function put_back(id, hash)
   return priority > 0 and "prioritized" or "waiting"
 end
 
-if #lost > 0 then
+if #nowhere > 0 then
   line_up.begin(q)
-  for _, job in ipairs(lost) do
+  for _, job in ipairs(nowhere) do
     reply[#reply + 1], reply[#reply + 2] = job.id, put_back(job.id, job.hash)
   end
   line_up.mark(q)
