@@ -208,7 +208,9 @@ class Unrecoverable(Outcome):
 
 
 class RetryLater(Outcome):
-    """Run the job again after a time, without using one of its attempts.
+    """Run the job again after a time, without using one of its attempts: ``attempts_made`` stays as it is.
+
+    The start counts all the same, so ``attempts_started`` goes up with each run (docs/retries.md has a table).
 
     Args:
         after: seconds, or a ``timedelta``.

@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from echomq._store.keys import QueueKeys
+from tests.api.test_retries import table
 from tests.store.scripts import KEEP_ALL, Outcome, Queue, T, completed, text
 from tests.support.server import Server
 
@@ -403,6 +404,15 @@ def test_a_broken_key_refuses_the_sweep_whole(queue: Queue) -> None:
     with pytest.raises(redis.ResponseError, match=r"BROKEN emq:\{q\}:delayed must be a sorted set"):
         queue.sweep(crash=PAUSES[0][0])
     assert queue.get("stalled-check") is None
+
+
+def test_the_row_of_docs_retries_about_handlers_that_were_never_called(queue: Queue) -> None:
+    queue.add()
+    queue.fetch()
+    queue.finish(Outcome("back", "1", queue.token, "1"))
+    job = queue.get("1")
+    counters = tuple(int(job.get(field, 0)) for field in ("ats", "atm", "stc"))
+    assert counters == table()["given back, its handler was never called"]
 
 
 def test_the_keys_of_dead_letters() -> None:
