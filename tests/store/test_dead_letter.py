@@ -200,7 +200,7 @@ def test_back_as_a_new_job_under_its_old_id(queue: Queue, dead: Queue) -> None:
     assert queue.get("wait") == ["order-7"]
     assert queue.get("marker") == [("0", 0.0)]
     assert queue.new_events() == [["added", "jobId", "order-7", "name", "enroll"], ["waiting", "jobId", "order-7"]]
-    assert dead.events() == [["removed", "jobId", "1", "prev", "waiting"]]
+    assert dead.events() == [["removed", "jobId", "1", "prev", "wait"]]
     left = {key for key in queue.dump() if key.startswith(DEAD)}
     assert left == {DEAD + name for name in ("events", "id", "marker", "meta")}
 

@@ -272,9 +272,11 @@ class _Audit:
                 if self._has_ended(owner) and self._ask("PTTL", key) == -1:
                     self.found.append(f"{key} is held for ever by job {owner}, which has ended or is not there")
             if suffix.startswith("dn:"):
-                # Its holder may have been put back meanwhile; and the id may have been freed by hand, which leaves this.
-                owner = self._ask("GET", self.base + "de:" + suffix.removeprefix("dn:"))
-                if owner is not None and self._has_ended(owner):
+                deid = suffix.removeprefix("dn:")
+                owner = self._ask("GET", self.base + "de:" + deid)
+                # The id may have been freed by hand; then the end of any job that has had it is waited for.
+                jobs = [owner] if owner else [one for one, job in self.jobs.items() if job.get("deid") == deid]
+                if all(self._has_ended(job_id) for job_id in jobs):
                     self.found.append(f"{key} waits for job {owner}, which has ended or is not there")
 
     def _has_ended(self, job_id: str) -> bool:

@@ -5,7 +5,7 @@ local M = {}
 --- The end that it had goes; the tracebacks of its runs stay.
 function M.forget_end(key, from)
   if from == "completed" then
-    redis.call("HDEL", key, "finishedOn", "processedOn", "returnvalue", "resultError")
+    redis.call("HDEL", key, "finishedOn", "processedOn", "returnvalue", "resultError", "skipped")
   else
     redis.call("HDEL", key, "finishedOn", "processedOn", "failedReason", "failureKind")
   end

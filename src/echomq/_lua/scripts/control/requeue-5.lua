@@ -109,7 +109,7 @@ for index, job in ipairs(jobs) do
     redis.call("LREM", paused, "-1", id)
   end
   job_keys.delete(base .. id)
-  redis.pcall("XADD", events, "*", "event", "removed", "jobId", id, "prev", "waiting")
+  redis.pcall("XADD", events, "*", "event", "removed", "jobId", id, "prev", "wait")
 end
 if #moved > 0 then
   line_up.mark(q)

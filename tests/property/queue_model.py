@@ -1,0 +1,589 @@
+"""A queue in plain Python, as the protocol and docs/ tell it: the second description of the rules, which the scripts are held to.
+
+``Model.keys()`` is all that must stand on the server, and ``Model.events`` all that has been said since somebody looked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+CLASS = 2**32
+TICK = 4096
+MANUAL = str(2**53 - 1)
+STALLED = "job stalled more than allowable limit"
+
+ADDED, THERE, HELD, FULL = 1, 0, 2, 3
+DONE, GONE, NO_LOCK, NOT_THERE, ANOTHERS, CURRENT = 0, -1, -2, -3, -6, -8
+
+Scores = dict[str, int]
+
+
+@dataclass
+class Job:
+    """What stands in the hash of a job, and its lock."""
+
+    id: str
+    data: str = "{}"
+    opts: dict[str, Any] = field(default_factory=dict)
+    timestamp: int = 0
+    delay: int = 0
+    priority: int = 0
+    made: int = 0
+    started: int = 0
+    stalls: int = 0
+    name: str = "job"
+    more: dict[str, str] = field(default_factory=dict)
+    """Fields that are there or not: its latest start, its end, to whom it belongs."""
+    token: str | None = None
+
+    def fields(self) -> dict[str, Any]:
+        counters = {"atm": self.made, "ats": self.started, "stc": self.stalls}
+        return {
+            "name": self.name, "data": self.data, "opts": self.opts, "timestamp": str(self.timestamp),
+            "delay": str(self.delay), "priority": str(self.priority),
+            **{name: str(count) for name, count in counters.items() if count}, **self.more,
+        }  # fmt: skip
+
+    @property
+    def deid(self) -> str | None:
+        return self.more.get("deid")
+
+    def since(self, *fields: str) -> int:
+        """The first of these moments that it has, or when it was made: its age, for cleaning."""
+        return next((int(self.more[name]) for name in fields if name in self.more), self.timestamp)
+
+
+@dataclass
+class Hold:
+    """Who holds a deduplication id; until when, or (None) until its end."""
+
+    owner: str
+    until: int | None = None
+
+
+class Model:
+    """One queue."""
+
+    def __init__(self, now: int) -> None:
+        self.now = now
+        self.jobs: dict[str, Job] = {}
+        self.wait: list[str] = []  # head first; the tail is next
+        self.active: list[str] = []
+        self.ranked: Scores = {}
+        self.delayed: Scores = {}
+        self.completed: Scores = {}
+        self.failed: Scores = {}
+        self.marked: set[str] = set()
+        self.suspects: set[str] = set()
+        self.holds: dict[str, Hold] = {}
+        self.kept: dict[str, dict[str, Any]] = {}  # by deduplication id: what is to be added when its holder has ended
+        self.number = 0
+        self.tie = 0
+        self.paused = False
+        self.most: int | None = None
+        self.rate: tuple[int, int] | None = None
+        self.limited_until: int | None = None
+        self.window: tuple[str, int] | None = None  # what `limiter` holds, and until when
+        self.current: Scores = {}  # of each schedule: when its current run is due
+        self.events: list[list[str]] = []
+
+    # -- what must stand on the server
+
+    def keys(self) -> dict[str, Any]:
+        """Every key by its suffix, without markers and what is ours."""
+        meta = {
+            "paused": "1" if self.paused else None,
+            "concurrency": self.most,
+            "max": self.rate and self.rate[0],
+            "duration": self.rate and self.rate[1],
+            "limitedUntil": self.limited_until,
+        }
+        found: dict[str, Any] = {
+            "wait": self.wait, "active": self.active, "prioritized": self.ranked, "delayed": self.delayed,
+            "completed": self.completed, "failed": self.failed, "stalled": self.marked,
+            "id": self.number and str(self.number), "pc": self.tie and str(self.tie),
+            "limiter": self.window and self.window[0], "repeat": self.current,
+            "meta": {name: str(value) for name, value in meta.items() if value is not None},
+        }  # fmt: skip
+        for job in self.jobs.values():
+            found[job.id] = job.fields()
+            found[f"{job.id}:lock"] = job.token
+            found[f"{job.id}:lock expires"] = job.token is not None
+        found["limiter expires"] = self.window is not None
+        for deid, hold in self.holds.items():
+            found[f"de:{deid}"] = hold.owner
+            found[f"de:{deid} expires"] = hold.until is not None
+        found |= {f"dn:{deid}": payload for deid, payload in self.kept.items()}
+        return {key: value for key, value in found.items() if value}
+
+    def tell(self, *event: str | int) -> None:
+        self.events.append([str(one) for one in event])
+
+    # -- places
+
+    @property
+    def closed(self) -> bool:
+        """No worker may fetch: paused or maxed."""
+        return self.paused or (self.most is not None and len(self.active) >= self.most)
+
+    @property
+    def waits(self) -> bool:
+        return bool(self.wait or self.ranked)
+
+    def order(self, scores: Scores) -> list[str]:
+        return sorted(scores, key=lambda job_id: (scores[job_id], job_id.encode()))
+
+    def state(self, job_id: str) -> str:
+        places: dict[str, Collection[str]] = {
+            "completed": self.completed, "failed": self.failed, "delayed": self.delayed, "prioritized": self.ranked,
+            "active": self.active, "waiting": self.wait,
+        }  # fmt: skip
+        return next((name for name, place in places.items() if job_id in place), "unknown")
+
+    def leave(self, job_id: str) -> None:
+        """Out of where it is."""
+        for line in (self.wait, self.active):
+            if job_id in line:
+                line.remove(job_id)
+        for scores in (self.ranked, self.delayed, self.completed, self.failed):
+            scores.pop(job_id, None)
+
+    def rank(self, priority: int) -> int:
+        self.tie += 1
+        return priority * CLASS + self.tie
+
+    def front(self, priority: int, room: int) -> int:
+        mates = [score for score in self.ranked.values() if priority * CLASS <= score < (priority + 1) * CLASS]
+        if mates:
+            return max(min(mates) - 1, priority * CLASS)
+        self.tie += room
+        return self.rank(priority)
+
+    def place(self, job: Job, *, first: bool = False) -> None:
+        """To the end of the line, or to the front of one without classes."""
+        if job.priority:
+            self.ranked[job.id] = self.rank(job.priority)
+        elif first:
+            self.wait.append(job.id)
+        else:
+            self.wait.insert(0, job.id)
+
+    def place_first(self, job: Job, room: int = 0) -> None:
+        """To the front, of its class if it has a priority; where that is empty, with room for those that follow."""
+        if job.priority:
+            self.ranked[job.id] = self.front(job.priority, room)
+        else:
+            self.wait.append(job.id)
+
+    def put_off(self, job: Job, due: int) -> None:
+        """Into delayed. Those of one millisecond keep their order."""
+        mates = [score for score in self.delayed.values() if due * TICK <= score < (due + 1) * TICK]
+        self.delayed[job.id] = min(max(mates) + 1, (due + 1) * TICK - 1) if mates else due * TICK
+        self.tell("delayed", "jobId", job.id, "delay", due)
+
+    # -- adding
+
+    def add(self, job: Job, max_size: int | None = None) -> tuple[str, int]:
+        """A job whose id is "" gets the next number."""
+        self.number += 1
+        job.id = job.id or str(self.number)
+        if job.id in self.jobs:
+            self.tell("duplicated", "jobId", job.id)
+            return job.id, THERE
+        de = job.opts.get("de")
+        hold = self.holder(de["id"]) if de else None
+        if de and hold:
+            if not self.meet(job, de, hold):
+                return hold.owner, HELD
+        elif max_size is not None and (size := len(self.wait) + len(self.ranked) + len(self.delayed)) >= max_size:
+            return str(size), FULL
+        elif de:
+            self.hold(de, job.id)
+        if de:
+            job.more["deid"] = de["id"]
+        self.store(job)
+        return job.id, ADDED
+
+    def store(self, job: Job) -> None:
+        self.jobs[job.id] = job
+        self.tell("added", "jobId", job.id, "name", job.name)
+        if job.delay:
+            self.put_off(job, job.timestamp + job.delay)
+        else:
+            self.place(job, first=job.opts.get("lifo", False))
+            self.tell("waiting", "jobId", job.id)
+
+    # -- deduplication
+
+    def holder(self, deid: str) -> Hold | None:
+        """Who holds it. One that was to hold it until its end, and has ended or is gone, does not."""
+        hold = self.holds.get(deid)
+        if hold and hold.until is None and self.state(hold.owner) in ("completed", "failed", "unknown"):
+            del self.holds[deid]
+            self.kept.pop(deid, None)
+            return None
+        return hold
+
+    def hold(self, de: Mapping[str, Any], owner: str) -> None:
+        ttl = None if de.get("keepLastIfActive") else de.get("ttl")
+        self.holds[de["id"]] = Hold(owner, None if ttl is None else self.now + ttl)
+
+    def meet(self, job: Job, de: Mapping[str, Any], hold: Hold) -> bool:
+        """A job whose deduplication id is held. Gives whether it takes the owner's place."""
+        deid, owner = de["id"], hold.owner
+        told = ("deduplicated", "jobId", owner, "deduplicationId", deid, "deduplicatedJobId", job.id)
+        if de.get("replace") and owner in self.delayed:
+            self.leave(owner)
+            del self.jobs[owner]
+            self.kept.pop(deid, None)
+            self.tell("removed", "jobId", owner, "prev", "delayed")
+            self.tell("deduplicated", "jobId", job.id, "deduplicationId", deid, "deduplicatedJobId", owner)
+            if "ttl" in de and not de.get("extend") and not de.get("keepLastIfActive"):
+                hold.owner = job.id
+            else:
+                self.hold(de, job.id)
+            return True
+        if de.get("keepLastIfActive") and owner in self.active:
+            self.kept[deid] = {"name": job.name, "data": job.data, "opts": job.opts, "jid": job.id}
+            hold.until = None
+            self.tell(*told)
+        elif not de.get("replace"):
+            if de.get("extend"):
+                self.hold(de, owner)
+            self.tell(*told)
+            if de.get("reschedule") and owner in self.delayed:
+                self.jobs[owner].delay = job.delay
+                self.put_off(self.jobs[owner], job.timestamp + job.delay)
+        return False
+
+    def release(self, job: Job) -> None:
+        """Its end: its deduplication id is free, and what was kept to come after it comes."""
+        deid = job.deid
+        if deid is None:
+            return
+        hold = self.holds.get(deid)
+        if hold and hold.until is None and hold.owner == job.id:
+            del self.holds[deid]
+        payload = self.kept.pop(deid, None)
+        if payload:
+            self.number += 1
+            job_id = payload["jid"] if payload["jid"] not in self.jobs else str(self.number)
+            opts = payload["opts"]
+            self.hold(opts["de"], job_id)
+            delay, priority = opts.get("delay", 0), opts.get("priority", 0)
+            self.store(Job(job_id, payload["data"], opts, self.now, delay, priority, more={"deid": deid}))
+
+    def forget(self, job_id: str) -> None:
+        """A job is removed, and its deduplication id is free."""
+        job = self.jobs.pop(job_id)
+        self.leave(job_id)
+        hold = self.holds.get(job.deid or "")
+        if hold and hold.owner == job_id:
+            del self.holds[job.deid or ""]
+            self.kept.pop(job.deid or "", None)
+
+    # -- fetching
+
+    def fetch(self, wanted: int, token: str, share: int = 0) -> list[str]:
+        """Takes jobs. (The look of an idle worker at a queue where nothing is runnable or due is no fetch.)"""
+        self.promote_due()
+        if self.paused:
+            return []
+        admitted = self.admitted()
+        if self.most is not None:
+            wanted = min(wanted, self.most - len(self.active))
+        wanted = min(wanted, admitted)
+        if wanted <= 0:
+            return []
+        taken = self.choose(wanted, share)
+        counted = 0
+        for job_id in taken:
+            self.leave(job_id)
+            self.active.insert(0, job_id)
+            job = self.jobs[job_id]
+            job.started += 1
+            job.token = token
+            job.more["processedOn"] = str(self.now)
+            counted += "defa" not in job.more
+            self.tell("active", "jobId", job_id, "prev", "waiting")
+        if self.rate and counted:
+            self.window = (
+                (str(int(self.window[0]) + counted), self.window[1])
+                if self.window
+                else (str(counted), self.now + self.rate[1])
+            )
+        return taken
+
+    def admitted(self) -> int:
+        """How many starts the limits by rate and by hand allow."""
+        used = self.window[0] if self.window else "0"
+        if self.rate:
+            return max(self.rate[0] - int(used), 0)
+        by_hand = used == MANUAL and self.limited_until is not None and self.now < self.limited_until
+        return 0 if by_hand else len(self.jobs) + 1
+
+    def choose(self, wanted: int, share: int) -> list[str]:
+        """Those of wait, then the prioritized; of ``share`` of them those first that have waited longest."""
+        ranked = self.order(self.ranked)
+        if not share or not ranked:
+            taken = self.wait[::-1][:wanted]
+            return taken + ranked[: wanted - len(taken)]
+        classes = sorted({self.ranked[job_id] // CLASS for job_id in ranked})
+        lines = [self.wait[::-1], *([one for one in ranked if self.ranked[one] // CLASS == each] for each in classes)]
+        waiting, early = lines[0], list[str]()
+        for _ in range(min(share, wanted)):
+            # Of several that came at the same time the one of the lowest priority.
+            line = min(filter(None, reversed(lines)), key=lambda line: self.jobs[line[0]].timestamp, default=None)
+            if line is None:
+                break
+            job_id = line.pop(0)
+            if line is not waiting:
+                early.append(job_id)
+        taken = early + self.wait[::-1][: wanted - len(early)]
+        return taken + [job_id for job_id in ranked if job_id not in early][: wanted - len(taken)]
+
+    def promote_due(self) -> None:
+        for job_id in self.order(self.delayed):
+            if self.delayed[job_id] < (self.now + 1) * TICK:
+                self.run_now(job_id)
+
+    def run_now(self, job_id: str) -> None:
+        """Out of delayed, into the line."""
+        del self.delayed[job_id]
+        self.jobs[job_id].delay = 0
+        self.place(self.jobs[job_id])
+        self.tell("waiting", "jobId", job_id, "prev", "delayed")
+
+    # -- finishing
+
+    def owned(self, job_id: str, token: str) -> int:
+        if job_id not in self.jobs:
+            return GONE
+        lock = self.jobs[job_id].token
+        return DONE if lock == token else NO_LOCK if lock is None else ANOTHERS
+
+    def out_of_active(self, job_id: str) -> Job:
+        self.active.remove(job_id)
+        self.marked.discard(job_id)
+        job = self.jobs[job_id]
+        job.token = None
+        return job
+
+    def end(
+        self, job_id: str, place: str, value: str, fields: Mapping[str, str], attempts: int = 0, *, keep: bool = True,
+        said: str = "",
+    ) -> None:  # fmt: skip
+        """Completed, or failed for good."""
+        job = self.out_of_active(job_id)
+        self.release(job)
+        job.made += 1
+        if said:
+            self.tell(said, "jobId", job_id)
+        name = "returnvalue" if place == "completed" else "failedReason"
+        if keep:
+            job.more |= {**fields, name: value, "finishedOn": str(self.now)}
+            (self.completed if place == "completed" else self.failed)[job_id] = self.now
+            if place == "failed":
+                job.more.pop("defa", None)
+        else:
+            del self.jobs[job_id]
+        self.tell(place, "jobId", job_id, name, value, "prev", "active")
+        if place == "failed" and job.made >= attempts:
+            self.tell("retries-exhausted", "jobId", job_id, "attemptsMade", job.made)
+
+    def trim(self, place: str, most: int) -> None:
+        """Retention: the oldest of those that have ended go. (What they hold has been released.)"""
+        scores = self.completed if place == "completed" else self.failed
+        for job_id in self.order(scores)[: max(len(scores) - most, 0)]:
+            del scores[job_id], self.jobs[job_id]
+
+    def retry(self, job_id: str, fields: Mapping[str, str], *, lifo: bool = False) -> None:
+        job = self.out_of_active(job_id)
+        job.more |= fields
+        job.made += 1
+        self.place(job, first=lifo)
+        self.tell("waiting", "jobId", job_id, "prev", "active")
+
+    def delay(self, job_id: str, delay: int, fields: Mapping[str, str], *, skip: bool = False) -> None:
+        job = self.out_of_active(job_id)
+        job.more |= fields
+        job.made += not skip
+        job.delay = delay
+        self.put_off(job, self.now + delay)
+
+    def give_back(self, job_id: str, room: int, *, called: bool = True) -> None:
+        """To the front: its worker stops, or its handler was told to slow down."""
+        job = self.out_of_active(job_id)
+        job.started -= not called
+        self.place_first(job, room)
+        self.tell("waiting", "jobId", job_id, "prev", "active")
+
+    # -- keeping
+
+    def stalled(self) -> set[str]:
+        """The marked and suspected that have no lock."""
+        return {one for one in self.marked | self.suspects if one in self.active and self.jobs[one].token is None}
+
+    def recover(self, job_id: str, most: int, pause: int | None) -> None:
+        """A job whose worker has died goes back; what has died too often is to be failed, or (with a pause) waits."""
+        self.active.remove(job_id)
+        job = self.jobs[job_id]
+        job.stalls += 1
+        if job.stalls > most and pause is not None:
+            job.delay = pause
+            self.put_off(job, self.now + pause)
+        else:
+            self.place_first(job)
+            if job.stalls > most and "rjk" not in job.more:
+                job.more["defa"] = STALLED
+            self.tell("waiting", "jobId", job_id, "prev", "active")
+        self.tell("stalled", "jobId", job_id)
+
+    # -- control
+
+    def pause(self) -> None:
+        self.paused = True
+        self.tell("paused")
+
+    def resume(self) -> None:
+        self.paused = False
+        self.tell("resumed")
+
+    def remove(self, job_id: str) -> int:
+        job = self.jobs.get(job_id)
+        if job and self.is_current(job):
+            return CURRENT
+        if job and job.token is not None:
+            return 0
+        if job:
+            names = {"waiting": "wait"}
+            state = self.state(job_id)
+            self.forget(job_id)
+            self.tell("removed", "jobId", job_id, "prev", names.get(state, state))
+        return 1
+
+    def is_current(self, job: Job) -> bool:
+        """Whether a schedule waits for just this run of it."""
+        scheduler_id = job.more.get("rjk")
+        return scheduler_id in self.current and job.id == f"repeat:{scheduler_id}:{self.current[scheduler_id]}"
+
+    def promote(self, job_id: str) -> list[Any]:
+        if found := self.not_in(job_id, "delayed"):
+            return found
+        self.run_now(job_id)
+        return [DONE, ""]
+
+    def not_in(self, job_id: str, *states: str) -> list[Any] | None:
+        """The answer for a job that is not where a change needs it."""
+        if job_id not in self.jobs:
+            return [GONE, ""]
+        state = self.state(job_id)
+        return None if state in states else [NOT_THERE, state]
+
+    def change_delay(self, job_id: str, delay: int | None, due: int) -> list[Any]:
+        """``due`` counts where ``delay`` is None; what has passed is now."""
+        if found := self.not_in(job_id, "delayed"):
+            return found
+        job = self.jobs[job_id]
+        job.delay = max(due - self.now, 0) if delay is None else delay
+        self.put_off(job, self.now + job.delay)
+        return [DONE, ""]
+
+    def change_priority(self, job_id: str, priority: int, *, lifo: bool) -> list[Any]:
+        if job_id not in self.jobs:
+            return [GONE, ""]
+        job = self.jobs[job_id]
+        job.priority = priority
+        if self.state(job_id) in ("waiting", "prioritized"):
+            self.leave(job_id)
+            if lifo and priority:
+                self.ranked[job_id] = priority * CLASS
+            else:
+                self.place(job, first=lifo)
+        return [DONE, ""]
+
+    def run_again(self, job_id: str, *, first: bool = False) -> None:
+        """One that has ended goes back into the line; what it ended with goes, its traces stay."""
+        job, state = self.jobs[job_id], self.state(job_id)
+        self.leave(job_id)
+        end = ("returnvalue",) if state == "completed" else ("failedReason", "failureKind")
+        for name in ("finishedOn", "processedOn", *end):
+            job.more.pop(name, None)
+        self.place(job, first=first)
+        self.tell("waiting", "jobId", job_id, "prev", state)
+
+    def retry_ended(self, job_id: str, *, reset: bool) -> list[Any]:
+        if found := self.not_in(job_id, "failed", "completed"):
+            return found
+        job = self.jobs[job_id]
+        self.run_again(job_id, first=job.opts.get("lifo", False))
+        if reset:
+            job.made = job.started = 0
+        return [DONE, ""]
+
+    def move_all(self, state: str) -> int:
+        """retry_all and promote_all."""
+        ids = self.order({"failed": self.failed, "completed": self.completed, "delayed": self.delayed}[state])
+        for job_id in ids:
+            if state == "delayed":
+                self.run_now(job_id)
+            else:
+                self.run_again(job_id)
+        return len(ids)
+
+    def drain(self, *, delayed: bool) -> int:
+        ids = [*self.wait, *self.ranked, *(self.delayed if delayed else ())]
+        gone = [job_id for job_id in ids if not self.is_current(self.jobs[job_id])]
+        for job_id in gone:
+            self.forget(job_id)
+        return len(gone)
+
+    def clean(self, state: str, grace: int, limit: int | None) -> list[str]:
+        """Those that are old enough, the oldest place in line first."""
+        cut = self.now - grace
+        started = (
+            () if state == "prioritized" else ("processedOn",) if state == "delayed" else ("finishedOn", "processedOn")
+        )
+        line = {
+            "completed": self.order(self.completed), "failed": self.order(self.failed),
+            "delayed": self.order(self.delayed), "prioritized": self.order(self.ranked),
+            "wait": self.wait[::-1], "active": self.active[::-1],
+        }[state]  # fmt: skip
+        old = []
+        for job_id in line:
+            job = self.jobs[job_id]
+            running = state == "active" and job.token is not None
+            if job.since(*started) <= cut and not running and not self.is_current(job):
+                old.append(job_id)
+        gone = old[:limit]
+        for job_id in gone:
+            self.forget(job_id)
+        self.tell("cleaned", "count", len(gone))
+        return gone
+
+    def limit_by_hand(self, after: int) -> None:
+        self.limited_until = self.now + after if after else None
+        if after:
+            self.window = (MANUAL, self.now + after)
+        elif self.window and self.window[0] == MANUAL:
+            self.window = None
+
+    def free(self, deid: str) -> int:
+        """remove_deduplication: whoever holds it goes on, and what is kept to come after it too."""
+        return 1 if self.holds.pop(deid, None) else 0
+
+    # -- time
+
+    def tick(self, milliseconds: int) -> list[str]:
+        """Time goes by. Gives the keys whose own time is over, which the server drops by its own clock."""
+        self.now += milliseconds
+        over = [deid for deid, hold in self.holds.items() if hold.until is not None and hold.until <= self.now]
+        for deid in over:
+            del self.holds[deid]
+        keys = [f"de:{deid}" for deid in over]
+        if self.window and self.window[1] <= self.now:
+            self.window = None
+            keys.append("limiter")
+        return keys
