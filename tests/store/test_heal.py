@@ -227,3 +227,20 @@ def test_the_same_call_again_puts_nothing_back_twice(queue: Queue) -> None:
     assert put_back(queue, marks, number=51) == {}
     assert queue.get("wait") == ["a"]
     assert audit(queue.client, "bull", "q") == []
+
+
+def test_a_full_memory_refuses_the_look_whole_and_lets_a_job_be_put_back(queue: Queue, server: Server) -> None:
+    queue.add_many([job_args(job_id=name) for name in ("a", "b")])
+    queue.command("LREM", "~wait", 0, "a")
+    marks = look(queue, "a")
+    before = queue.dump()
+    server.cli("CONFIG", "SET", "maxmemory", "1")
+    try:
+        with pytest.raises(redis.ResponseError, match=r"OOM|used memory"):
+            look(queue, "a")
+        assert queue.dump() == before
+        assert server.cli("KEYS", queue.keys.resolve("standing") + "*") == []
+        assert put_back(queue, marks) == {"a": "waiting"}
+    finally:
+        server.cli("CONFIG", "SET", "maxmemory", "0")
+    assert queue.get("wait") == ["b", "a"]
