@@ -50,11 +50,11 @@ CALLS: dict[str, Callable[..., Any]] = {
     "changeDelay-5": lambda queue, **call: queue.run("changeDelay-5", "later", 5, "", **call),
     "changePriority-8": lambda queue, **call: queue.run("changePriority-8", "10", 3, "", **call),
     "requeue-5": lambda queue, **call: queue.run("requeue-5", "bull:origin:", "", 100, **call),
-    "requeue-5": lambda queue, **call: queue.run("requeue-5", "bull:origin:", "", 100, **call),
     "reprocessJob-10": lambda queue, **call: queue.run("reprocessJob-10", "ended", "", **call),
     "moveJobsToWait-11": lambda queue, **call: queue.run("moveJobsToWait-11", "failed", "", **call),
     "drain-9": lambda queue, **call: queue.run("drain-9", "wait", 0, "", "", **call),
     "cleanJobs-12": lambda queue, **call: queue.run("cleanJobs-12", "wait", 0, "", 0, "", **call),
+    "healJobs-12": lambda queue, **call: queue.run("healJobs-12", "lost", f"{T}:::::", **call),
     "setLimits-7": lambda queue, **call: queue.run("setLimits-7", "concurrency", 5, **call),
     "rateLimit-8": lambda queue, **call: queue.run("rateLimit-8", 5000, **call),
     "publishEvent-3": lambda queue, **call: queue.run("publishEvent-3", "mine", "a", 1, **call),
@@ -76,6 +76,7 @@ def prepare(queue: Queue) -> None:
     queue.add(job_id="ended", delay=1000)
     queue.command("ZREM", "~delayed", "ended")
     queue.command("ZADD", "~failed", T, "ended")
+    queue.command("HSET", "~lost", "name", "job", "data", "{}", "opts", "{}", "timestamp", T, "delay", 0, "priority", 0)
     queue.add(job_id=f"repeat:sch:{T}", lifo=True)
     queue.command("HSET", "~repeat:sch", "name", "tick", "every", 1000, "ic", 1)
     queue.command("ZADD", "~repeat", T, "sch")
