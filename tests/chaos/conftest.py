@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ def start_program(report: Path, tmp_path: Path) -> Iterator[StartProgram]:
     started: list[Program] = []
     log = tmp_path / "log"
 
-    def start(url: str, **options: object) -> Program:
+    def start(url: str, **options: Any) -> Program:
         program = Program(url, report, log, **options)
         started.append(program)
         return program

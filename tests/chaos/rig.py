@@ -42,10 +42,14 @@ _starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="program-starter
 
 
 class Program:
-    """A worker in a process of its own (worker_program.py). It ends with the test process, also when it is frozen."""
+    """A worker in a process of its own (worker_program.py). It ends with the test process, also when it is frozen.
 
-    def __init__(self, url: str, report: Path, log: Path, **options: Any) -> None:
-        told = {"url": url, "queue": QUEUE, "report": str(report), "options": {**FAST, **options}}
+    Args:
+        clock: by how many seconds its clock is ahead of ours.
+    """
+
+    def __init__(self, url: str, report: Path, log: Path, *, clock: float = 0, **options: Any) -> None:
+        told = {"url": url, "queue": QUEUE, "report": str(report), "options": {**FAST, **options}, "clock": clock}
         guard = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
         command = [*guard, sys.executable, "-X", "faulthandler", str(PROGRAM), json.dumps(told)]
         with log.open("ab") as output:

@@ -1,6 +1,7 @@
 """A worker in a process of its own, which a test may kill. It writes what it does into a file, a line for each thing.
 
-Its argument is JSON: ``url``, ``queue``, ``report`` (the file), ``options`` of the worker. What a job does stands in its
+Its argument is JSON: ``url``, ``queue``, ``report`` (the file), ``options`` of the worker, and by how many seconds its
+``clock`` is ahead. What a job does stands in its
 data: ``seconds`` it takes, and ``how``: ``sleep`` (the default), ``block`` (the event loop) or ``thread``.
 SIGTERM stops it in order, as it does the command line's worker; a second one at once.
 """
@@ -16,6 +17,8 @@ import signal
 import sys
 import time
 from typing import Any
+
+import time_machine
 
 from echomq import Call, Job, OutcomesNotStored, Worker
 
@@ -74,5 +77,8 @@ async def main(told: dict[str, Any]) -> int:
 
 
 if __name__ == "__main__":
+    told = json.loads(sys.argv[1])
+    if told["clock"]:
+        time_machine.travel(time.time() + told["clock"], tick=True).start()
     logging.basicConfig(level=logging.INFO, format="%(process)d %(asctime)s %(levelname)s %(message)s")
-    sys.exit(asyncio.run(main(json.loads(sys.argv[1]))))
+    sys.exit(asyncio.run(main(told)))

@@ -131,9 +131,7 @@ class Peer:
 
     async def tells(self, news: str, *, times: int = 1, timeout: float = 15, **fields: Any) -> list[News]:
         """Waits until it told so, so many times."""
-        await wait_until(
-            lambda: len(self.told(news, **fields)) >= times, timeout, f"{news} {fields} from {self.label}"
-        )
+        await wait_until(lambda: len(self.told(news, **fields)) >= times, timeout, f"{news} {fields} from {self.label}")
         return self.told(news, **fields)
 
     def kill(self) -> None:
@@ -201,17 +199,27 @@ class NodePeer(Peer):
     Args:
         version: which BullMQ.
         socket: the unix socket of the server.
+        clock_ahead: by how many seconds its clock is ahead of ours.
         on_news: called for each of the news, in a thread of its own.
     """
 
     def __init__(
-        self, version: Version, socket: Path, *, on_news: Callable[[NodePeer, News], None] | None = None
+        self,
+        version: Version,
+        socket: Path,
+        *,
+        clock_ahead: float = 0.0,
+        on_news: Callable[[NodePeer, News], None] | None = None,
     ) -> None:
         node = shutil.which("node")
         assert node is not None, "no node on PATH: install it (Debian: apt-get install nodejs npm)"
         assert (FOLDER / "node_modules" / version).is_dir(), f"run `npm ci --ignore-scripts` in {FOLDER}"
         self.version = version
-        super().__init__(version, [node, str(FOLDER / "peer.mjs"), version, str(socket)], on_news)
+        super().__init__(
+            version,
+            [node, str(FOLDER / "peer.mjs"), version, str(socket), str(round(clock_ahead * 1000) or "")],
+            on_news,
+        )
 
 
 class PythonPeer(Peer):

@@ -2,11 +2,22 @@
 // answers each, in any order, with {"n": 1, "ok": …} or {"n": 1, "error": {…}}. What happens without being asked for is
 // told as {"news": …, …}. It ends with its standard input, and so with the process that started it.
 //
-//     node peer.mjs bullmq6 /path/of/the/unix/socket
+//     node peer.mjs bullmq6 /path/of/the/unix/socket [by how many milliseconds its clock is ahead]
 import Module, { createRequire } from "node:module";
 import { createInterface } from "node:readline";
 
-const [version, path] = process.argv.slice(2);
+const [version, path, ahead] = process.argv.slice(2);
+
+if (ahead) {
+  const Real = Date;
+  const now = () => Real.now() + Number(ahead);
+  globalThis.Date = class extends Real {
+    constructor(...given) {
+      super(...(given.length ? given : [now()]));
+    }
+    static now = now;
+  };
+}
 
 // The dashboard asks for plain "bullmq"; it gets the version under test.
 const resolve = Module._resolveFilename;
