@@ -227,7 +227,7 @@ async def test_a_late_run_is_skipped(scheduler: JobScheduler, queue: Queue, url:
     assert server.cli("ZCARD", BASE + "delayed") == 1
 
 
-@pytest.mark.parametrize("how", ["deferred"])
+@pytest.mark.parametrize("how", ["expired", "deferred"])
 async def test_a_run_that_fails_without_being_run_does_not_end_its_schedule(
     scheduler: JobScheduler, queue: Queue, url: str, server: Server, how: str
 ) -> None:
