@@ -63,6 +63,41 @@ class Hold:
     until: int | None = None
 
 
+@dataclass
+class Schedule:
+    """A schedule of an interval: its template, its current run, and the number of that."""
+
+    every: int
+    data: str
+    template: dict[str, Any]
+    missed: str
+    slot: int | None
+    count: int
+    offset: int | None = None
+    paused: bool = False
+    begun: bool = False
+    """Paused while the run of its slot had begun."""
+
+    @property
+    def repeat(self) -> dict[str, Any]:
+        return {"every": self.every, **({"missed": self.missed} if self.missed != "once" else {})}
+
+    def fields(self) -> dict[str, Any]:
+        given = {"data": self.data, **({"opts": self.template} if self.template else {})}
+        numbers = {"ic": self.count, "offset": self.offset, **self.repeat}
+        return {"name": "tick", **given, **{name: str(value) for name, value in numbers.items()}}
+
+    def after(self, now: int, missed: str) -> int:
+        """The next slot: after a missed one the first in the future, unless all are caught up with."""
+        assert self.slot is not None
+        slot = self.slot + self.every
+        while slot < now and missed == "once":
+            slot += self.every
+            if slot == now:
+                slot += self.every
+        return slot
+
+
 class Model:
     """One queue."""
 
@@ -86,7 +121,7 @@ class Model:
         self.rate: tuple[int, int] | None = None
         self.limited_until: int | None = None
         self.window: tuple[str, int] | None = None  # what `limiter` holds, and until when
-        self.current: Scores = {}  # of each schedule: when its current run is due
+        self.schedules: dict[str, Schedule] = {}
         self.events: list[list[str]] = []
 
     # -- what must stand on the server
@@ -116,6 +151,7 @@ class Model:
             found[f"de:{deid}"] = hold.owner
             found[f"de:{deid} expires"] = hold.until is not None
         found |= {f"dn:{deid}": payload for deid, payload in self.kept.items()}
+        found |= {f"repeat:{one}": schedule.fields() for one, schedule in self.schedules.items() if not schedule.paused}
         return {key: value for key, value in found.items() if value}
 
     def tell(self, *event: str | int) -> None:
@@ -203,16 +239,16 @@ class Model:
             self.hold(de, job.id)
         if de:
             job.more["deid"] = de["id"]
-        self.store(job)
+        self.store(job, lifo=job.opts.get("lifo", False))
         return job.id, ADDED
 
-    def store(self, job: Job) -> None:
+    def store(self, job: Job, *, lifo: bool = False) -> None:
         self.jobs[job.id] = job
         self.tell("added", "jobId", job.id, "name", job.name)
         if job.delay:
             self.put_off(job, job.timestamp + job.delay)
         else:
-            self.place(job, first=job.opts.get("lifo", False))
+            self.place(job, first=lifo)
             self.tell("waiting", "jobId", job.id)
 
     # -- deduplication
@@ -266,14 +302,14 @@ class Model:
         hold = self.holds.get(deid)
         if hold and hold.until is None and hold.owner == job.id:
             del self.holds[deid]
-        payload = self.kept.pop(deid, None)
-        if payload:
+        if payload := self.kept.pop(deid, None):
             self.number += 1
             job_id = payload["jid"] if payload["jid"] not in self.jobs else str(self.number)
             opts = payload["opts"]
             self.hold(opts["de"], job_id)
             delay, priority = opts.get("delay", 0), opts.get("priority", 0)
-            self.store(Job(job_id, payload["data"], opts, self.now, delay, priority, more={"deid": deid}))
+            job = Job(job_id, payload["data"], opts, self.now, delay, priority, more={"deid": deid})
+            self.store(job, lifo=opts.get("lifo", False))
 
     def forget(self, job_id: str) -> None:
         """A job is removed, and its deduplication id is free."""
@@ -436,7 +472,7 @@ class Model:
             self.put_off(job, self.now + pause)
         else:
             self.place_first(job)
-            if job.stalls > most and "rjk" not in job.more:
+            if job.stalls > most and job.more.get("rjk") not in self.current:
                 job.more["defa"] = STALLED
             self.tell("waiting", "jobId", job_id, "prev", "active")
         self.tell("stalled", "jobId", job_id)
@@ -573,6 +609,132 @@ class Model:
     def free(self, deid: str) -> int:
         """remove_deduplication: whoever holds it goes on, and what is kept to come after it too."""
         return 1 if self.holds.pop(deid, None) else 0
+
+    # -- schedules
+
+    @property
+    def current(self) -> Scores:
+        """Of each schedule that goes on: when its current run is due."""
+        return {one: found.slot for one, found in self.schedules.items() if not found.paused and found.slot is not None}
+
+    def unstarted(self, job_id: str) -> bool:
+        """Whether this job waits, and nobody has started it."""
+        return self.state(job_id) in ("delayed", "prioritized", "waiting") and not self.jobs[job_id].started
+
+    def upsert(self, one: str, wanted: Schedule) -> None:
+        old = self.schedules.get(one)
+        self.schedules[one] = wanted
+        same = old is not None and old.every == wanted.every and old.slot is not None
+        if old is None:
+            wanted.slot = self.now
+        elif old.paused:
+            wanted.slot, wanted.offset = (old.slot, old.offset) if same else (None, None)
+            wanted.count, wanted.paused, wanted.begun = old.count, True, old.begun
+            return
+        else:
+            current = f"repeat:{one}:{old.slot}"
+            replaced = self.unstarted(current)
+            wanted.count = old.count if replaced else old.count + 1
+            wanted.slot = self.now
+            if same:
+                wanted.slot = old.slot if replaced else old.after(self.now, wanted.missed)
+            self.begin(one, wanted, current if replaced else None)
+            return
+        self.begin(one, wanted, None)
+
+    def begin(self, one: str, schedule: Schedule, replaced: str | None, **carried: int) -> None:
+        """Makes the run of a schedule's slot. A job that has its id is replaced if nobody has started it, and is the run
+        itself if somebody has and it waits; one that runs or has ended is stepped over."""
+        self.number += 1
+        assert schedule.slot is not None
+        while self.state(job_id := f"repeat:{one}:{schedule.slot}") in ("active", "completed", "failed"):
+            self.tell("duplicated", "jobId", job_id)
+            schedule.slot += schedule.every
+        place = None
+        due = schedule.slot <= self.now and not schedule.template.get("priority")
+        if due and self.state(job_id) == "waiting" and self.unstarted(job_id):
+            place = self.wait.index(job_id)
+        for out in {replaced, job_id} - {None}:
+            if out in self.jobs and self.unstarted(out):
+                if place is not None and out != job_id and out in self.wait and self.wait.index(out) < place:
+                    place -= 1
+                self.leave(out)
+                del self.jobs[out]
+        if schedule.offset is None:
+            schedule.offset = schedule.slot % schedule.every
+        if job_id not in self.jobs:
+            opts = {**schedule.template, "repeat": {**schedule.repeat, **carried, "count": schedule.count}}
+            self.iteration(one, schedule, job_id, opts, schedule.template.get("priority", 0), place)
+
+    def iteration(
+        self, one: str, schedule: Schedule, job_id: str, opts: dict[str, Any], priority: int, place: int | None
+    ) -> None:  # fmt: skip
+        assert schedule.slot is not None
+        delay = max(schedule.slot - self.now, 0)
+        opts |= {"repeatJobKey": one, "jobId": job_id, "delay": delay, "timestamp": self.now}
+        job = Job(job_id, schedule.data, opts, self.now, delay, priority, name="tick", more={"rjk": one})
+        if place is None:
+            self.store(job)
+        else:
+            self.jobs[job_id] = job
+            self.wait.insert(place, job_id)
+            self.tell("added", "jobId", job_id, "name", job.name)
+            self.tell("waiting", "jobId", job_id)
+
+    def advance(self, job_id: str) -> None:
+        """A worker has started this job. If it is the current run of a schedule, the next is made."""
+        job = self.jobs[job_id]
+        if not self.is_current(job):
+            return
+        one = job.more["rjk"]
+        schedule = self.schedules[one]
+        repeat = job.opts["repeat"]
+        schedule.slot = schedule.after(self.now, repeat.get("missed", "once"))
+        while (next_id := f"repeat:{one}:{schedule.slot}") in self.jobs:
+            self.tell("duplicated", "jobId", next_id)
+            if self.state(next_id) not in ("active", "completed", "failed"):
+                break
+            schedule.slot += schedule.every
+        schedule.count += 1
+        if next_id not in self.jobs:
+            self.number += 1
+            opts = {"attempts": 0, **job.opts, "repeat": {**repeat, "count": repeat["count"] + 1}}
+            self.iteration(one, schedule, next_id, opts, job.priority, None)
+
+    def pause_schedule(self, one: str) -> bool:
+        schedule = self.schedules.get(one)
+        if schedule and not schedule.paused:
+            job_id = f"repeat:{one}:{schedule.slot}"
+            schedule.paused, schedule.begun = True, not self.unstarted(job_id)
+            if not schedule.begun:
+                state = self.state(job_id)
+                self.leave(job_id)
+                del self.jobs[job_id]
+                self.tell("removed", "jobId", job_id, "prev", "wait" if state == "waiting" else state)
+        return schedule is not None
+
+    def resume_schedule(self, one: str) -> None:
+        schedule = self.schedules.get(one)
+        if schedule and schedule.paused:
+            schedule.paused = False
+            schedule.count += schedule.begun
+            schedule.begun = False
+            if schedule.slot is None:
+                schedule.slot = self.now
+            elif schedule.slot <= self.now:
+                schedule.slot = schedule.after(self.now, "once")
+            carried = {} if schedule.offset is None else {"offset": schedule.offset}
+            self.begin(one, schedule, None, **carried)
+
+    def remove_schedule(self, one: str) -> bool:
+        schedule = self.schedules.pop(one, None)
+        if schedule and not schedule.paused:
+            job_id = f"repeat:{one}:{schedule.slot}"
+            if job_id in self.delayed:
+                self.leave(job_id)
+                del self.jobs[job_id]
+                self.tell("removed", "jobId", job_id, "prev", "delayed")
+        return schedule is not None
 
     # -- time
 

@@ -6,10 +6,11 @@ job is in one state, no id is left without a job and no job without a state, and
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,13 +23,17 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
 
-from tests.property.queue_model import TICK, Hold, Job, Model
+from echomq import Every, JobSpec
+from echomq._store import schedule
+from echomq._store.call import Patience
+from echomq._store.codec import NewJob
+from tests.property.queue_model import TICK, Hold, Job, Model, Schedule
 from tests.property.snapshot import snapshot
+from tests.store.schedules import Clocked, Schedules
 from tests.store.scripts import KEEP_ALL, Outcome, Queue, T, Taken, job_args, text
 from tests.support.audit import audit
 from tests.support.server import Server
@@ -51,6 +56,9 @@ MODES: dict[str, dict[str, Any]] = {
     "latest, replace": {"keepLastIfActive": True, "replace": True}, "reschedule": {"reschedule": True},
 }  # fmt: skip
 FAILURE = {"failedReason": "no", "stacktrace": '["Error: no"]', "failureKind": "unknown"}
+
+
+Draw = Callable[..., Any]
 
 
 @dataclass
@@ -82,38 +90,60 @@ class QueueMachine(RuleBasedStateMachine):
         self.adds = 0
         self.nobody_looks = False
 
+    @rule(data=st.data())
+    def move(self, data: st.DataObject) -> None:
+        """Any of the moves that there are now."""
+        moves = [name for name, weight in self.moves().items() for _ in range(weight)]
+        getattr(self, data.draw(st.sampled_from(moves), "move"))(data.draw)
+
+    def moves(self) -> dict[str, int]:
+        """What can be done now, by name, and how often it is to be done."""
+        model = self.model
+        running = bool(model.active)
+        return {
+            "add": 4, "fetch": 7 if model.waits else 1, "finish": 8 * running, "lose_lock": 2 * bool(self.locked()),
+            "sweep": 1 + 2 * running, "confirm": 2 * bool(model.suspects), "extend": running, "remove": 1,
+            "change": 4 * bool(model.jobs), "change_many": 1, "requeue": 2 * bool(self.letters.jobs), "limit": 1, "tick": 2,
+            "pause_or_resume": 3 if model.paused else 1, "arrive_late": len(self.calls) > 3,
+            "send_again": bool(self.calls) and self.calls[-1].number == self.queue.number,
+        }  # fmt: skip
+
+    def locked(self) -> list[str]:
+        return [job.id for job in self.model.jobs.values() if job.token]
+
     # -- calls
 
     def call(self, script: str, *args: str | bytes | int) -> list[Any]:
         """What a script of the lane answers, without the time."""
 
-        def make(**again: Any) -> list[Any]:
-            return list(text(self.queue.run(script, *args, **again)))
+        return list(text(self.record(script, *args)))[1:]
+
+    def record(self, script: str, *args: str | bytes | int) -> list[Any]:
+        """The whole answer as it comes; keeps the call."""
+
+        def make(**again: Any) -> Any:
+            return self.queue.run(script, *args, **again)
 
         answer = make()
         self.calls.append(Call(self.queue.number, make, answer))
-        return answer[1:]
+        return list(answer)
 
     def taking(self, make: Callable[..., Taken], taken: Taken) -> None:
         """Keeps a call that took jobs."""
         starts = {job_id: self.model.jobs[job_id].started for job_id in taken.ids}
         self.calls.append(Call(self.queue.number, make, taken.codes, self.queue.token, starts))
 
-    @precondition(lambda self: self.calls and self.calls[-1].number == self.queue.number)
-    @rule()
-    def send_again(self) -> None:
+    def send_again(self, draw: Draw) -> None:
         """A reply was lost and the call is sent again: the same answer, and nothing is done twice."""
         last = self.calls[-1]
         answer = self.repeat(last, resent=True)
         assert (answer.codes if isinstance(answer, Taken) else answer) == last.answer
 
-    @precondition(lambda self: len(self.calls) > 1)
-    @rule(back=st.integers(2, 4))
-    def arrive_late(self, back: int) -> None:
+    def arrive_late(self, draw: Draw) -> None:
         """A copy of an old call arrives after its caller has moved on: refused. (Or it is an idle worker's look.)"""
         answer = None
         with contextlib.suppress(redis.ResponseError):
-            answer = self.repeat(self.calls[-min(back, len(self.calls))], resent=False)
+            answer = self.repeat(draw(st.sampled_from(self.calls[-4:-1]), "call"), resent=False)
         if answer is not None:
             assert isinstance(answer, Taken)
             assert answer.ids == answer.codes == []
@@ -136,14 +166,14 @@ class QueueMachine(RuleBasedStateMachine):
             kept.pop(self.queue.base + "pc", None)
         return kept
 
-    def some_job(self, data: st.DataObject, ids: Any = None) -> str:
+    def some_job(self, draw: Draw, ids: Collection[str] | None = None) -> str:
         """An id, now and then one that no job has."""
         known = sorted(self.model.jobs if ids is None else ids)
-        return str(data.draw(st.sampled_from([*known, "gone"] if ids is None else known), "job"))
+        return str(draw(st.sampled_from([*known, "gone"] if ids is None else known), "job"))
 
     # -- adding
 
-    def drawn(self, draw: Callable[..., Any]) -> dict[str, Any]:
+    def drawn(self, draw: Draw) -> dict[str, Any]:
         """What an add is given."""
         kind = draw(st.sampled_from(["plain", "lifo", "ranked", "delayed", "named", "delayed ranked"]), "kind")
         given: dict[str, Any] = {"opts": {"attempts": 2}}
@@ -158,11 +188,12 @@ class QueueMachine(RuleBasedStateMachine):
         given["opts"] |= {name: value for name, value in given.items() if name in ("priority", "delay", "lifo")}
         return given
 
-    @rule(data=st.data(), count=st.sampled_from([1, 1, 1, 3]), max_size=st.sampled_from([None, None, 1, 4]))
-    def add(self, data: st.DataObject, count: int, max_size: int | None) -> None:
+    def add(self, draw: Draw) -> None:
+        count = draw(st.integers(1, 3), "count")
+        max_size = draw(st.sampled_from([None, None, 1, 6]), "max_size")
         jobs, args = [], list[str | bytes]()
         for _ in range(count):
-            given = self.drawn(data.draw)
+            given = self.drawn(draw)
             self.adds += 1
             payload = f'{{"n":{self.adds}}}'
             args += job_args("job", payload, **given)
@@ -177,9 +208,10 @@ class QueueMachine(RuleBasedStateMachine):
 
     # -- fetching and finishing
 
-    @rule(count=st.integers(1, 4), share=st.sampled_from([0, 0, 1, 2]), woken=st.booleans())
-    def fetch(self, count: int, share: int, woken: bool) -> None:
-        """``woken``: by the base marker, which it has taken."""
+    def fetch(self, draw: Draw) -> None:
+        """Sometimes ``woken`` by the base marker, which it has taken."""
+        count, share = draw(st.integers(1, 4), "count"), draw(st.sampled_from([0, 0, 1, 2]), "share")
+        woken = draw(st.booleans(), "woken")
         model, queue = self.model, self.queue
         due = any(score < (model.now + 1) * TICK for score in model.delayed.values())
         idle = not model.waits and not due and not (model.paused and (model.delayed or model.tie))
@@ -207,15 +239,16 @@ class QueueMachine(RuleBasedStateMachine):
         for job_id, found in taken.jobs.items():
             assert decoded(found) == self.model.jobs[job_id].fields()
 
-    @precondition(lambda self: self.model.active)
-    @rule(data=st.data(), count=st.integers(0, 3))
-    def finish(self, data: st.DataObject, count: int) -> None:
+    def finish(self, draw: Draw) -> None:
+        """What runs, and now and then what does not."""
         model, queue = self.model, self.queue
-        chosen = data.draw(st.lists(st.sampled_from(sorted(model.jobs)), min_size=1, max_size=3, unique=True), "jobs")
+        count = draw(st.integers(0, 3), "count")
+        among = draw(st.sampled_from([model.active, model.active, model.active, model.jobs]), "among")
+        chosen = draw(st.lists(st.sampled_from(sorted(among)), min_size=1, max_size=3, unique=True), "jobs")
         plans = []
         for job_id in chosen:
             job = model.jobs[job_id]
-            kind = data.draw(st.sampled_from(OUTCOMES), "kind")
+            kind = draw(st.sampled_from(OUTCOMES), "kind")
             if "defa" in job.more and kind.startswith("completed"):
                 kind = "failed"  # as each worker does
             plans.append((job_id, kind, "other:1" if kind == "wrong" else job.token or "other:1"))
@@ -256,7 +289,9 @@ class QueueMachine(RuleBasedStateMachine):
                 if how == ["dead"]:
                     letter = {"id": job_id, "reason": "no", "attemptsMade": job.made + 1, "failedOn": model.now}
                     opts = {**job.opts, "deadLetter": letter}
-                    self.letters.add(Job("", job.data, opts, model.now, more=dict(FAILURE)))
+                    self.letters.number += 1
+                    letter_id = str(self.letters.number)
+                    self.letters.store(Job(letter_id, job.data, opts, model.now, name=job.name, more=dict(FAILURE)))
                 said = "expired" if how == ["expired"] else ""
                 model.end(job_id, "failed", "no", fields, 2, keep=how != ["gone"], said=said)
             case ["retry", *how]:
@@ -274,17 +309,15 @@ class QueueMachine(RuleBasedStateMachine):
 
     # -- trouble
 
-    @precondition(lambda self: any(job.token for job in self.model.jobs.values()))
-    @rule(data=st.data())
-    def lose_lock(self, data: st.DataObject) -> None:
-        job_id = self.some_job(data, [job.id for job in self.model.jobs.values() if job.token])
+    def lose_lock(self, draw: Draw) -> None:
+        job_id = self.some_job(draw, self.locked())
         self.queue.command("DEL", f"~{job_id}:lock")
         self.model.jobs[job_id].token = None
 
-    @rule(confirm=st.booleans(), crash=st.booleans())
-    def sweep(self, confirm: bool, crash: bool) -> None:
+    def sweep(self, draw: Draw) -> None:
         """The look that marks, and puts back what was marked and has no lock; or with ``confirm`` suspects it first."""
         model = self.model
+        confirm, crash = draw(st.booleans(), "confirm"), draw(st.booleans(), "crash")
         self.queue.command("DEL", "~stalled-check")
         gone = {one for one in model.marked if one not in model.jobs or model.jobs[one].token is None}
         doubted = gone - model.suspects if confirm else set[str]()
@@ -296,10 +329,9 @@ class QueueMachine(RuleBasedStateMachine):
         model.suspects |= doubted
         model.marked = set(model.active)
 
-    @precondition(lambda self: self.model.suspects)
-    @rule(crash=st.booleans())
-    def confirm(self, crash: bool) -> None:
-        model = self.model
+    def confirm(self, draw: Draw) -> None:
+        """The second look at the suspected."""
+        model, crash = self.model, draw(st.booleans(), "crash")
         stalled = model.stalled() & model.suspects
         reply = self.call("moveStalledJobsToWait-11", 30_000, 1, 1500, -2, packed(CRASH if crash else None))
         self.put_back(reply[2:], stalled, crash)
@@ -312,12 +344,10 @@ class QueueMachine(RuleBasedStateMachine):
             pause = min(CRASH["delay"] * 2 ** max(excess - 1, 0), CRASH["longest"]) if crash else None
             self.model.recover(job_id, 1, pause)
 
-    @precondition(lambda self: self.model.active)
-    @rule(data=st.data(), old=st.booleans())
-    def extend(self, data: st.DataObject, old: bool) -> None:
+    def extend(self, draw: Draw) -> None:
         """A heartbeat; also of a run that has lost its lock while nobody started the job again, or somebody did."""
-        model = self.model
-        job = model.jobs[self.some_job(data, model.active)]
+        model, old = self.model, draw(st.booleans(), "old")
+        job = model.jobs[self.some_job(draw, model.active)]
         token = job.token or "mine:1"
         starts = job.started - 1 if old else job.started
         ours = job.token is not None or not old
@@ -329,67 +359,65 @@ class QueueMachine(RuleBasedStateMachine):
 
     # -- control
 
-    @rule()
-    def pause(self) -> None:
-        self.call("pause-6")
-        self.model.pause()
+    def pause_or_resume(self, draw: Draw) -> None:
+        if self.model.paused:
+            self.call("resume-8")
+            self.model.resume()
+        else:
+            self.call("pause-6")
+            self.model.pause()
 
-    @rule()
-    def resume(self) -> None:
-        self.call("resume-8")
-        self.model.resume()
-
-    @rule(data=st.data())
-    def remove(self, data: st.DataObject) -> None:
-        job_id = self.some_job(data)
+    def remove(self, draw: Draw) -> None:
+        job_id = self.some_job(draw)
         assert self.call("remove-5", job_id, "1") == [self.model.remove(job_id)]
 
-    @rule(data=st.data())
-    def promote(self, data: st.DataObject) -> None:
-        job_id = self.some_job(data)
-        assert self.call("promote-9", job_id) == self.model.promote(job_id)
+    def change(self, draw: Draw) -> None:
+        """A change of one job, as often as not of one that is where the change needs it."""
+        how = draw(st.sampled_from(["promote", "delay", "priority", "retry", "retry"]), "how")
+        model, fits = self.model, draw(st.booleans(), "that fits")
+        needed: Mapping[str, int] = {"retry": {**model.failed, **model.completed}, "priority": {}}.get(
+            how, model.delayed
+        )
+        job_id = self.some_job(draw, needed if fits and needed else None)
+        match how:
+            case "promote":
+                assert self.call("promote-9", job_id) == model.promote(job_id)
+            case "delay":
+                delay = draw(st.one_of(st.none(), st.integers(0, 30)), "delay")
+                moment = model.now + draw(st.integers(-5, 30), "due")
+                args = ("", moment) if delay is None else (delay, "")
+                assert self.call("changeDelay-5", job_id, *args) == model.change_delay(job_id, delay, moment)
+            case "priority":
+                priority, lifo = draw(st.integers(0, 3), "priority"), draw(st.booleans(), "lifo")
+                reply = self.call("changePriority-8", job_id, priority, "1" if lifo else "")
+                assert reply == model.change_priority(job_id, priority, lifo=lifo)
+            case "retry":
+                reset = draw(st.booleans(), "reset")
+                reply = self.call("reprocessJob-10", job_id, "1" if reset else "")
+                assert reply == model.retry_ended(job_id, reset=reset)
 
-    @rule(data=st.data(), delay=st.one_of(st.none(), st.integers(0, 30)), due=st.integers(-5, 30))
-    def change_delay(self, data: st.DataObject, delay: int | None, due: int) -> None:
-        job_id, moment = self.some_job(data), self.model.now + due
-        args = ("", moment) if delay is None else (delay, "")
-        assert self.call("changeDelay-5", job_id, *args) == self.model.change_delay(job_id, delay, moment)
+    def change_many(self, draw: Draw) -> None:
+        """retry_all, promote_all, drain, clean."""
+        how = draw(st.sampled_from(["failed", "failed", "completed", "delayed", "delayed", "drain", "clean"]), "how")
+        model = self.model
+        if how == "drain":
+            delayed, removed = draw(st.booleans(), "delayed"), 0
+            for place in ("paused", "wait", "prioritized", *(["delayed"] if delayed else [])):
+                removed += self.call("drain-9", place, 0, "", "")[0]
+            assert removed == model.drain(delayed=delayed)
+        elif how == "clean":
+            place, grace = draw(st.sampled_from(PLACES), "place"), draw(st.integers(0, 40), "grace")
+            limit = draw(st.one_of(st.none(), st.integers(1, 3)), "limit")
+            reply = self.call("cleanJobs-12", place, 0, "", grace, "" if limit is None else limit)
+            assert reply[0] == model.clean(place, grace, limit)
+        else:
+            assert self.call("moveJobsToWait-11", how, "")[:2] == [model.move_all(how), 0]
 
-    @rule(data=st.data(), priority=st.integers(0, 3), lifo=st.booleans())
-    def change_priority(self, data: st.DataObject, priority: int, lifo: bool) -> None:
-        job_id = self.some_job(data)
-        reply = self.call("changePriority-8", job_id, priority, "1" if lifo else "")
-        assert reply == self.model.change_priority(job_id, priority, lifo=lifo)
-
-    @rule(data=st.data(), reset=st.booleans())
-    def retry(self, data: st.DataObject, reset: bool) -> None:
-        job_id = self.some_job(data)
-        reply = self.call("reprocessJob-10", job_id, "1" if reset else "")
-        assert reply == self.model.retry_ended(job_id, reset=reset)
-
-    @rule(state=st.sampled_from(["failed", "completed", "delayed"]))
-    def move_all(self, state: str) -> None:
-        """retry_all, promote_all."""
-        assert self.call("moveJobsToWait-11", state, "")[:2] == [self.model.move_all(state), 0]
-
-    @rule(delayed=st.booleans())
-    def drain(self, delayed: bool) -> None:
-        removed = 0
-        for place in ("paused", "wait", "prioritized", *(["delayed"] if delayed else [])):
-            removed += self.call("drain-9", place, 0, "", "")[0]
-        assert removed == self.model.drain(delayed=delayed)
-
-    @rule(place=st.sampled_from(PLACES), grace=st.integers(0, 40), limit=st.one_of(st.none(), st.integers(1, 3)))
-    def clean(self, place: str, grace: int, limit: int | None) -> None:
-        reply = self.call("cleanJobs-12", place, 0, "", grace, "" if limit is None else limit)
-        assert reply[0] == self.model.clean(place, grace, limit)
-
-    @precondition(lambda self: self.letters.jobs)
-    @rule(data=st.data(), one=st.booleans())
-    def requeue(self, data: st.DataObject, one: bool) -> None:
+    def requeue(self, draw: Draw) -> None:
         """Dead letters go back, all or one."""
         letters, model = self.letters, self.model
-        ids = [data.draw(st.sampled_from(sorted(letters.jobs)), "letter")] if one else letters.wait[::-1]
+        one = draw(st.booleans(), "one")
+        ids = [draw(st.sampled_from(sorted(letters.jobs)), "letter")] if one else letters.wait[::-1]
         reply = text(self.dead.run("requeue-5", self.queue.base, ids[0] if one else "", 100))
         assert reply[5:] == [self.back_from_dead(job_id) for job_id in ids]
         assert reply[1:5] == [0, "waiting" if one else "", len(ids), len(letters.wait)]
@@ -402,30 +430,29 @@ class QueueMachine(RuleBasedStateMachine):
         while job_id in model.jobs:
             model.number += 1
             job_id = str(model.number)
-        model.store(Job(job_id, letter.data, opts, model.now, priority=opts.get("priority", 0)))
+        job = Job(job_id, letter.data, opts, model.now, priority=opts.get("priority", 0), name=letter.name)
+        model.store(job, lifo=opts.get("lifo", False))
         self.letters.forget(letter_id)
         self.letters.tell("removed", "jobId", letter_id, "prev", "wait")
         return job_id
 
     # -- limits
 
-    @rule(most=st.one_of(st.none(), st.integers(1, 3)))
-    def set_concurrency(self, most: int | None) -> None:
-        self.call("setLimits-7", "concurrency", "" if most is None else most)
-        self.model.most = most
+    def limit(self, draw: Draw) -> None:
+        what = draw(st.sampled_from(["concurrency", "rate", "by hand"]), "what")
+        most = draw(st.one_of(st.none(), st.integers(1, 4)), "most")
+        if what == "concurrency":
+            self.call("setLimits-7", "concurrency", most or "")
+            self.model.most = most
+        elif what == "rate":
+            self.call("setLimits-7", "max", most or "", "duration", LONG if most else "")
+            self.model.rate = (most, LONG) if most else None
+        else:
+            self.call("rateLimit-8", LONG if most else 0)
+            self.model.limit_by_hand(LONG if most else 0)
 
-    @rule(rate=st.one_of(st.none(), st.integers(1, 4)))
-    def set_rate_limit(self, rate: int | None) -> None:
-        self.call("setLimits-7", "max", rate or "", "duration", LONG if rate else "")
-        self.model.rate = (rate, LONG) if rate else None
-
-    @rule(after=st.sampled_from([0, LONG]))
-    def rate_limit(self, after: int) -> None:
-        self.call("rateLimit-8", after)
-        self.model.limit_by_hand(after)
-
-    @rule(milliseconds=st.one_of(st.integers(1, 40), st.just(LONG)))
-    def tick(self, milliseconds: int) -> None:
+    def tick(self, draw: Draw) -> None:
+        milliseconds = draw(st.one_of(st.integers(1, 40), st.just(LONG)), "milliseconds")
         assert self.queue.clock is not None
         self.queue.clock += milliseconds
         self.dead.clock = self.queue.clock
@@ -457,7 +484,10 @@ class QueueMachine(RuleBasedStateMachine):
         self.client.execute_command("XTRIM", bases["dead"] + "events", "MAXLEN", 0)
         own = {key: found.pop(key) for key in list(found) if key.startswith("emqx:")}
         assert all(key + " expires" in own for key in own if not key.endswith((" expires", ":paused-schedulers")))
-        assert {key: decoded(value) for key, value in found.items() if value} == expected
+        there = {key: decoded(value) for key, value in found.items() if value}
+        keys = there.keys() | expected.keys()
+        other = {key: (there.get(key), expected.get(key)) for key in keys if there.get(key) != expected.get(key)}
+        assert not other, f"on the server, and by the model: {other}"
         assert own.get("emqx:{m}:suspects", set()) == self.model.suspects
         self.check_markers(marks[""])
 
@@ -478,27 +508,34 @@ class QueueMachine(RuleBasedStateMachine):
 class UniqueMachine(QueueMachine):
     """The moves, with deduplication in all its modes."""
 
-    def drawn(self, draw: Callable[..., Any]) -> dict[str, Any]:
+    def moves(self) -> dict[str, int]:
+        return {
+            **super().moves(),
+            "remove_deduplication": bool(self.model.holds),
+            "leave_behind": bool(self.model.jobs),
+        }
+
+    def drawn(self, draw: Draw) -> dict[str, Any]:
         given = super().drawn(draw)
         mode = draw(st.sampled_from(list(MODES)), "mode")
         if mode != "none":
             given["de"] = {"id": draw(st.sampled_from(["x", "y"]), "deduplication id"), **MODES[mode]}
         return given
 
-    @rule(deid=st.sampled_from(["x", "y"]), owner=st.booleans(), data=st.data())
-    def remove_deduplication(self, deid: str, owner: bool, data: st.DataObject) -> None:
+    def remove_deduplication(self, draw: Draw) -> None:
         """Whoever holds it, or only if this job does."""
+        deid, owner = draw(st.sampled_from(["x", "y"]), "deduplication id"), draw(st.booleans(), "owner")
         hold = self.model.holds.get(deid)
-        job_id = self.some_job(data) if owner else ""
+        job_id = self.some_job(draw) if owner else ""
         expected = 1 if hold and job_id in ("", hold.owner) else 0
         assert self.call("removeDeduplicationKey-1", deid, job_id) == [expected]
         if expected:
             del self.model.holds[deid]
 
-    @rule(deid=st.sampled_from(["x", "y"]), data=st.data())
-    def leave_behind(self, deid: str, data: st.DataObject) -> None:
+    def leave_behind(self, draw: Draw) -> None:
         """An older client has left an id to a job that has ended, or is gone: the next add heals that."""
-        owner = data.draw(st.sampled_from(["gone", *self.model.order(self.model.completed)]), "owner")
+        deid = draw(st.sampled_from(["x", "y"]), "deduplication id")
+        owner = draw(st.sampled_from(["gone", *self.model.order(self.model.completed)]), "owner")
         self.queue.command("SET", f"~de:{deid}", owner)
         self.model.holds[deid] = Hold(owner)
 
@@ -511,6 +548,82 @@ class UniqueMachine(QueueMachine):
                 if deid not in self.model.holds:
                     self.queue.command("DEL", f"~dn:{deid}")
         super().teardown()
+
+
+class ScheduleMachine(QueueMachine):
+    """The moves, with schedules of intervals that begin, change, advance, pause and end among them."""
+
+    @initialize()
+    def begin(self) -> None:
+        super().begin()
+        self.schedules = Schedules(self.queue)
+        self.schedules._line = _Line(self)
+
+    def moves(self) -> dict[str, int]:
+        known = bool(self.model.schedules)
+        return {
+            **super().moves(),
+            "add": 1,
+            "upsert": 3,
+            "change_schedule": 2 * known,
+            "advance": 8 * bool(self.runs()),
+        }
+
+    def runs(self) -> list[str]:
+        return [job_id for job_id in self.model.active if "rjk" in self.model.jobs[job_id].more]
+
+    def upsert(self, draw: Draw) -> None:
+        one, every = draw(st.sampled_from(["s", "t"]), "schedule"), draw(st.sampled_from([20, 30]), "every")
+        n, priority = draw(st.integers(1, 2), "n"), draw(st.sampled_from([0, 0, 2]), "priority")
+        missed = draw(st.sampled_from(["once", "catch_up"]), "missed")
+        spec = JobSpec("tick", {"n": n}, priority=priority)
+        self.schedules.upsert(one, Every(every / 1000), spec, missed=missed)
+        template = {"priority": priority} if priority else {}
+        self.model.upsert(one, Schedule(every, f'{{"n":{n}}}', template, missed, None, 1))
+
+    def advance(self, draw: Draw) -> None:
+        """What a worker does when it has started a run; at any time after that, and once more."""
+        job_id = self.some_job(draw, self.runs())
+        self.schedules.advance(job_id)
+        self.model.advance(job_id)
+
+    def change_schedule(self, draw: Draw) -> None:
+        one = draw(st.sampled_from(["s", "t"]), "schedule")
+        how = draw(st.sampled_from(["pause", "resume", "resume", "remove", "run now"]), "how")
+        model, schedules = self.model, self.schedules
+        if how == "pause":
+            assert schedules.pause(one) == model.pause_schedule(one)
+        elif how == "resume":
+            schedules.resume(one)
+            model.resume_schedule(one)
+        elif how == "remove":
+            assert schedules.remove(one) == model.remove_schedule(one)
+        else:
+            found = asyncio.run(schedule.run_now(schedules._line, one))
+            known = model.schedules.get(one)
+            assert (found is None) == (known is None)
+            if known:
+                opts, priority = {"attempts": 0, **known.template}, known.template.get("priority", 0)
+                model.add(Job("", known.data, opts, model.now, priority=priority, name="tick"))
+
+    @invariant()
+    def lists_what_there_is(self) -> None:
+        paused = {info.id: info.paused for info in self.schedules.all()}
+        assert paused == {one: found.paused for one, found in self.model.schedules.items()}
+
+
+class _Line(Clocked):
+    """Sends the calls of schedules on the machine's lane."""
+
+    def __init__(self, machine: QueueMachine) -> None:
+        super().__init__(machine.queue)
+        self.machine = machine
+
+    async def call(self, name: str, args: Sequence[Any], patience: Patience | None = None) -> Any:
+        return self.machine.record(name, *args)
+
+    async def add(self, jobs: Sequence[NewJob]) -> list[Any]:
+        return [self.machine.call("addJobs-11", 1, "", *job) for job in jobs]
 
 
 def decoded(content: Any) -> Any:
@@ -568,15 +681,19 @@ def check(server: Server, machine: type[QueueMachine], *, examples: int, steps: 
 
 
 def test_any_order_of_moves(own_server: Server) -> None:
-    check(own_server, QueueMachine, examples=150, steps=40)
+    check(own_server, QueueMachine, examples=60, steps=40)
 
 
 def test_any_order_of_unique_jobs(own_server: Server) -> None:
-    check(own_server, UniqueMachine, examples=150, steps=40)
+    check(own_server, UniqueMachine, examples=60, steps=40)
+
+
+def test_any_order_of_schedules(own_server: Server) -> None:
+    check(own_server, ScheduleMachine, examples=60, steps=40)
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("machine", [QueueMachine, UniqueMachine])
+@pytest.mark.parametrize("machine", [QueueMachine, UniqueMachine, ScheduleMachine])
 def test_any_order_of_many_moves(own_server: Server, machine: type[QueueMachine]) -> None:
     check(own_server, machine, examples=5000, steps=80)
