@@ -171,11 +171,13 @@ class Model:
     def order(self, scores: Scores) -> list[str]:
         return sorted(scores, key=lambda job_id: (scores[job_id], job_id.encode()))
 
+    def places(self) -> list[Collection[str]]:
+        """Completed, failed, delayed, prioritized, wait, active."""
+        return [self.completed, self.failed, self.delayed, self.ranked, self.wait, self.active]
+
     def state(self, job_id: str) -> str:
-        places: dict[str, Collection[str]] = {
-            "completed": self.completed, "failed": self.failed, "delayed": self.delayed, "prioritized": self.ranked,
-            "active": self.active, "waiting": self.wait,
-        }  # fmt: skip
+        names = ("completed", "failed", "delayed", "prioritized", "waiting", "active")
+        places = dict(zip(names, self.places(), strict=True))
         return next((name for name, place in places.items() if job_id in place), "unknown")
 
     def leave(self, job_id: str) -> None:
@@ -476,6 +478,14 @@ class Model:
                 job.more["defa"] = STALLED
             self.tell("waiting", "jobId", job_id, "prev", "active")
         self.tell("stalled", "jobId", job_id)
+
+    def heal(self, job_id: str) -> None:
+        """A job that stood in no state goes to the front, since it has waited longest."""
+        self.leave(job_id)
+        job = self.jobs[job_id]
+        job.more["healed"] = str(int(job.more.get("healed", 0)) + 1)
+        self.place_first(job)
+        self.tell("waiting", "jobId", job_id, "prev", "unknown")
 
     # -- control
 
