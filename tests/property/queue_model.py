@@ -15,7 +15,7 @@ MANUAL = str(2**53 - 1)
 STALLED = "job stalled more than allowable limit"
 
 ADDED, THERE, HELD, FULL = 1, 0, 2, 3
-DONE, GONE, NO_LOCK, NOT_THERE, ANOTHERS, CURRENT = 0, -1, -2, -3, -6, -8
+DONE, GONE, NO_LOCK, NOT_THERE, NOT_OWNED, CURRENT = 0, -1, -2, -3, -6, -8
 
 Scores = dict[str, int]
 
@@ -400,7 +400,7 @@ class Model:
         if job_id not in self.jobs:
             return GONE
         lock = self.jobs[job_id].token
-        return DONE if lock == token else NO_LOCK if lock is None else ANOTHERS
+        return DONE if lock == token else NO_LOCK if lock is None else NOT_OWNED
 
     def out_of_active(self, job_id: str) -> Job:
         self.active.remove(job_id)
