@@ -35,6 +35,9 @@ from echomq.options import (
 from echomq.queue_admin import QueueAdmin
 
 _MOST_FIELDS: Final = 100
+_NOTHING_BESIDE: Final = (None, None, None, 0, False, 0, None, None, None, None, None, None, None, None)
+"""What ``Queue.add`` has of the options that stand in a ``JobSpec``, if none was given."""
+
 _OWN_EVENTS: Final = frozenset(
     "added waiting delayed waiting-children active progress completed failed retries-exhausted stalled removed duplicated "
     "deduplicated debounced cleaned paused resumed drained expired skipped error".split()
@@ -144,12 +147,13 @@ class Queue:
         Example:
             >>> job = await queue.add("enroll", {"learner": 7}, delay=5, attempts=3, backoff=Backoff.exponential(1))
         """
-        if isinstance(name, JobSpec) and data is not UNSET:
-            raise InvalidOption("a JobSpec has its data and its options already: give nothing else beside it")
-        spec = name if isinstance(name, JobSpec) else JobSpec(
-            name, data, job_id, delay, at, priority, lifo, attempts, backoff, remove_on_complete, remove_on_fail,
-            stack_trace_limit, timestamp, deduplication, unique_by, expire_in,
+        beside = (
+            job_id, delay, at, priority, lifo, attempts, backoff, remove_on_complete, remove_on_fail, stack_trace_limit,
+            timestamp, deduplication, unique_by, expire_in,
         )  # fmt: skip
+        if isinstance(name, JobSpec) and (data is not UNSET or beside != _NOTHING_BESIDE):
+            raise InvalidOption("a JobSpec has its data and its options already: give nothing else beside it")
+        spec = name if isinstance(name, JobSpec) else JobSpec(name, data, *beside)
         new = encode_spec(spec)
         [added] = await self._home.line.add((new,))
         return self._job(new, added) if added.code == ADDED else await self._not_new(new, added)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Coroutine, Sequence, Set
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast
 
@@ -14,7 +14,7 @@ import msgspec
 from echomq._log import logger
 from echomq.errors import InvalidOption, Unrecoverable
 from echomq.job import Job
-from echomq.options import Backoff, Deduplication, Duration, JobSpec, Keep, shown, to_seconds
+from echomq.options import UNSET, Backoff, Deduplication, Duration, JobSpec, Keep, Unset, shown, to_seconds
 from echomq.retry_policy import RetryPolicy
 
 if TYPE_CHECKING:
@@ -94,26 +94,30 @@ class Task(Generic[P, R]):
     def options(
         self,
         *,
-        job_id: str | None = None,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        priority: int | None = None,
-        lifo: bool | None = None,
-        attempts: int | None = None,
-        backoff: Backoff | Duration | None = None,
-        remove_on_complete: Keep | None = None,
-        remove_on_fail: Keep | None = None,
-        stack_trace_limit: int | None = None,
-        deduplication: Deduplication | str | None = None,
-        unique_by: Sequence[str] | None = None,
-        expire_in: Duration | None = None,
+        job_id: str | Unset | None = UNSET,
+        delay: Duration | Unset | None = UNSET,
+        at: datetime | Unset | None = UNSET,
+        priority: int | Unset | None = UNSET,
+        lifo: bool | Unset | None = UNSET,
+        attempts: int | Unset | None = UNSET,
+        backoff: Backoff | Duration | Unset | None = UNSET,
+        remove_on_complete: Keep | Unset | None = UNSET,
+        remove_on_fail: Keep | Unset | None = UNSET,
+        stack_trace_limit: int | Unset | None = UNSET,
+        deduplication: Deduplication | str | Unset | None = UNSET,
+        unique_by: Sequence[str] | Unset | None = UNSET,
+        expire_in: Duration | Unset | None = UNSET,
     ) -> Self:
-        """The same task with other options for its next jobs; what is left out stays. See ``JobSpec``.
+        """The same task with other options for its next jobs. See ``JobSpec``.
+
+        What is left out stays, and ``None`` undoes what the task has. ``at`` takes the place of the task's ``delay``, a
+        deduplication id that of its ``unique_by``, and the other way round.
 
         Example:
             >>> await enroll.options(delay=60, priority=2).enqueue(8, course="redis")
+            >>> once = enroll.options(delay=None, unique_by=None)
         """
-        given = {name: value for name, value in locals().items() if name in _OPTIONS and value is not None}
+        given = {name: value for name, value in locals().items() if name in _OPTIONS and value is not UNSET}
         return type(self)(
             self._app,
             self.function,
@@ -122,7 +126,7 @@ class Task(Generic[P, R]):
             timeout=self.timeout,
             retry_policy=self.retry_policy,
             pass_job=self.pass_job,
-            options={**self._options, **given},
+            options=_changed(self._options, given),
             annotations=self._annotations,
         )
 
@@ -137,7 +141,7 @@ class Task(Generic[P, R]):
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"task {self.name!r}: {error}") from None
+            raise TypeError(f"task {self.name!r}: {error}{self._hint(kwargs)}") from None
         data: dict[str, Any] = {}
         for parameter, value in bound.arguments.items():
             if self._signature.parameters[parameter].kind is inspect.Parameter.VAR_KEYWORD:
@@ -188,6 +192,14 @@ class Task(Generic[P, R]):
             return None
         return None
 
+    def _hint(self, kwargs: Mapping[str, Any]) -> str:
+        """For who gives options of the job among the arguments of the function."""
+        options = [name for name in kwargs if name in _OPTIONS and name not in self._signature.parameters]
+        if not options:
+            return ""
+        written = ", ".join(f"{name}={shown(kwargs[name])}" for name in options)
+        return f"; for an option of the job write {self.name}.options({written}).enqueue(…)"
+
     def _check_unique_by(self) -> None:
         parameters = self._signature.parameters
         if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -237,6 +249,29 @@ class PlainTask(Task[P, R]):
         """Runs the function here and now, as ever. No queue is involved."""
         value: R = self.function(*args, **kwargs)
         return value
+
+
+def _changed(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A task's options with those that were given. One that excludes another takes its place, unless both were given."""
+    changed = dict(options)
+    if given.get("at") is not None:
+        changed["delay"] = None
+    if given.get("delay") is not None:
+        changed["at"] = None
+    if _names_id(given.get("deduplication")):
+        changed["unique_by"] = None
+    policy, unique_by = changed.get("deduplication"), given.get("unique_by", changed.get("unique_by"))
+    if policy is not None and _names_id(policy) == (
+        unique_by is not None
+    ):  # two ids, or none: the kind alone stays, or goes
+        kind_stays = unique_by is not None and isinstance(policy, Deduplication)
+        changed["deduplication"] = msgspec.structs.replace(policy, id=None) if kind_stays else None
+    changed |= given
+    return {name: value for name, value in changed.items() if value is not None}
+
+
+def _names_id(deduplication: Any) -> bool:
+    return deduplication is not None and (not isinstance(deduplication, Deduplication) or deduplication.id is not None)
 
 
 def _signature_of(function: Callable[..., Any], name: str, pass_job: bool) -> inspect.Signature:

@@ -377,6 +377,13 @@ async def test_data_that_lack_what_makes_them_unique(queue: Queue, data: Any, sa
     assert await queue.counts("waiting") == {"waiting": 0}
 
 
+@pytest.mark.parametrize("beside", [{"data": {}}, {"delay": 50}, {"priority": 5, "job_id": "me"}, {"lifo": True}])
+async def test_a_spec_has_nothing_beside_it(queue: Queue, beside: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption, match="a JobSpec has its data and its options already"):
+        await queue.add(JobSpec("enroll"), **beside)
+    assert await queue.counts("waiting", "delayed") == {"waiting": 0, "delayed": 0}
+
+
 async def test_a_deduplication_with_an_id_of_ones_own(queue: Queue) -> None:
     job = await queue.add("report", job_id="report-7", deduplication="daily")
     again = await queue.add("report", job_id="report-8", deduplication="daily")

@@ -14,6 +14,7 @@ import pytest
 
 from echomq import (
     Backoff,
+    Deduplication,
     EchoMQ,
     EncodingError,
     InvalidOption,
@@ -147,6 +148,49 @@ async def test_options_of_one_job_leave_the_task_as_it_is(app: EchoMQ) -> None:
     assert (plain.delay, plain.priority, plain.opts.attempts) == (0, 0, 3)
     with pytest.raises(InvalidOption, match="priority=-1"):
         enroll.options(priority=-1)
+
+
+async def test_options_of_a_task_can_be_undone_and_replaced(app: EchoMQ) -> None:
+    moment = datetime.now(UTC) + timedelta(hours=1)
+
+    @app.task(queue="undone", delay=5, attempts=3, unique_by=["learner"])
+    async def enroll(learner: int) -> None: ...
+
+    @app.task(queue="undone", unique_by=["page"], deduplication=Deduplication.latest())
+    async def index(page: int) -> None: ...
+
+    @app.task(queue="undone", deduplication=Deduplication.throttle("tidy", 5))
+    async def tidy(room: int) -> None: ...
+
+    assert enroll.options(delay=None, unique_by=None).spec(7) == JobSpec("enroll", {"learner": 7}, attempts=3)
+    assert enroll.options(attempts=None, delay=None, unique_by=None, priority=None, lifo=None).spec(7).is_plain
+    later = enroll.options(at=moment).spec(7)
+    assert (later.at, later.delay, later.unique_by) == (moment, None, ["learner"])
+    assert enroll.options(at=moment).options(delay=9).spec(7).at is None
+    named = enroll.options(deduplication="k").spec(7)
+    assert (named.deduplication, named.unique_by) == ("k", None)
+
+    assert index.options(unique_by=None).spec(1) == JobSpec("index", {"page": 1})
+    assert index.options(deduplication=None).spec(1).unique_by == ["page"]
+    assert index.options(deduplication="k").spec(1).deduplication == "k"
+    by_room = tidy.options(unique_by=["room"]).spec(1)
+    assert (by_room.deduplication, by_room.unique_by) == (Deduplication.throttle(None, 5), ["room"])
+    with pytest.raises(InvalidOption, match="give one of them"):
+        enroll.options(at=moment, delay=5)
+    with pytest.raises(InvalidOption, match="give one of them"):
+        enroll.options(deduplication="k", unique_by=["learner"])
+
+
+async def test_options_among_the_arguments_are_told_where_they_go(app: EchoMQ) -> None:
+    @app.task
+    async def enroll(learner: int) -> None: ...
+
+    with pytest.raises(
+        TypeError, match=r"for an option of the job write enroll\.options\(delay=5, priority=2\)\.enqueue"
+    ):
+        enroll.spec(1, delay=5, priority=2)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'grade'$"):
+        await enroll.enqueue(1, grade=5)  # type: ignore[call-arg]
 
 
 async def test_specs_are_for_bulk(app: EchoMQ) -> None:
