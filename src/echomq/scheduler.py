@@ -100,7 +100,7 @@ class JobScheduler:
             rhythm: ``Every(60)``, whose first run is at once unless it has an offset; or ``Cron("30 9 * * *", tz=…)``.
             job: what to run: name, data and options, such as ``task.spec(…)`` gives.
             start: no run before this moment (an aware ``datetime``); an interval's first run is at it.
-            end: no run after this moment.
+            end: no run of a time after this moment. Once it has passed, the same call goes on changing nothing.
             limit: how many runs it makes in all, over all its changes.
             immediately: for a new pattern: one run now, then those that it names.
             missed: what becomes of runs that could not start in time, because no worker was there, the queue was paused, or
@@ -113,7 +113,8 @@ class JobScheduler:
                 start together. Must be shorter than the time between two runs.
 
         Raises:
-            InvalidOption: an option breaks a rule. EncodingError: the data has no JSON form; says where.
+            InvalidOption: an option breaks a rule, or a new schedule would have no run before its end.
+            EncodingError: the data has no JSON form; says where.
             StateError: jobs that stand in its way take the ids of its runs.
             ServerUnavailable: nothing was changed. ConnectionLost: it may have been changed; call it again.
 

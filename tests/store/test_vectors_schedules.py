@@ -508,6 +508,64 @@ def test_nothing_runs_after_the_end(queue: Queue, schedules: Schedules, rhythm: 
 
 
 @pytest.mark.parametrize("rhythm", [Every(300, offset=0), Cron("*/5 * * * *")], ids=["every", "pattern"])
+@pytest.mark.parametrize("upserts", [False, True], ids=["alone", "upserted meanwhile"])
+def test_runs_before_the_end_are_caught_up_with_after_it(
+    queue: Queue, schedules: Schedules, rhythm: Every | Cron, upserts: bool
+) -> None:
+    end = at(T + 30 * MINUTE)
+    slot = ms(schedules.upsert("sch", rhythm, missed="catch_up", end=end).next_run)
+    queue.clock = T + 90 * MINUTE
+    seen = []
+    for number in range(10):
+        if upserts:
+            schedules.upsert("sch", rhythm, missed="catch_up", end=end)
+        for job_id in queue.fetch(lane=f"w{number}", number=1).ids:
+            seen.append((int(job_id.rpartition(":")[2]) - slot) // MINUTE)
+            if upserts:
+                schedules.upsert("sch", rhythm, missed="catch_up", end=end)
+            schedules.advance(job_id)
+    assert seen == [0, 5, 10, 15, 20, 25]
+    info = schedules.get("sch")
+    assert info is not None
+    assert (info.next_run, info.iteration_count) == (None, 6)
+
+
+@pytest.mark.parametrize("rhythm", [Every(300, offset=0), Cron("*/5 * * * *")], ids=["every", "pattern"])
+def test_the_same_upsert_after_the_end_changes_nothing(
+    queue: Queue, schedules: Schedules, rhythm: Every | Cron
+) -> None:
+    end = at(T + 400_000)
+    slot = ms(schedules.upsert("sch", rhythm, end=end).next_run)
+    queue.clock = T + DAY
+    assert ms(schedules.upsert("sch", rhythm, end=end).next_run) == slot  # it waits since before the end
+    assert ids(queue) == [f"repeat:sch:{slot}"]
+    [job_id] = schedules.fetch().ids
+    before = queue.get("repeat"), queue.get("repeat:sch")
+    for _ in range(2):
+        info = schedules.upsert("sch", rhythm, end=end)
+        assert info == schedules.get("sch")
+        assert (info.next_run, info.iteration_count, info.end) == (None, 1, end)
+    assert (queue.get("repeat"), queue.get("repeat:sch")) == before
+    queue.finish(completed(job_id, "l1:1"))
+    assert schedules.upsert("sch", rhythm, end=end).next_run is None
+    assert ids(queue) == []
+
+
+@pytest.mark.parametrize("rhythm", [Every(300, offset=0), Cron("*/5 * * * *")], ids=["every", "pattern"])
+def test_a_new_end_that_has_passed_ends_a_schedule(queue: Queue, schedules: Schedules, rhythm: Every | Cron) -> None:
+    schedules.upsert("sch", rhythm)
+    info = schedules.upsert("sch", rhythm, end=at(T - 1))
+    assert (info.next_run, info.paused) == (None, False)
+    assert ids(queue) == []
+    assert schedules.upsert("sch", rhythm).next_run is not None
+    schedules.pause("sch")
+    assert schedules.upsert("sch", rhythm, end=at(T - 1)).paused
+    resumed = schedules.resume("sch")
+    assert resumed is not None
+    assert (resumed.next_run, resumed.paused) == (None, False)
+
+
+@pytest.mark.parametrize("rhythm", [Every(300, offset=0), Cron("*/5 * * * *")], ids=["every", "pattern"])
 def test_an_end_that_leaves_no_run_is_refused(queue: Queue, schedules: Schedules, rhythm: Every | Cron) -> None:
     before = queue.dump()
     with pytest.raises(InvalidOption, match="names no time"):

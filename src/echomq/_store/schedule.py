@@ -75,7 +75,7 @@ class Schedules:
         now = job.number(b"processedOn")  # the server's now, at the fetch
         count = int(_number(repeat.get("count")) or 0) + 1
         limit, end = _number(repeat.get("limit")), _instant_ms(repeat.get("endDate"))
-        if (limit is None or count <= limit) and (end is None or now <= end):
+        if limit is None or count <= limit:  # past the end too: slots before it may be caught up with
             await self._next(job, scheduler_id, repeat, count, now, end, patience)
         return _too_late(job, repeat, now)
 
@@ -218,10 +218,7 @@ async def upsert(
         fields["data"] = data
     if template:
         fields["opts"] = encode_json(template, "options")
-    now = await _now(line)
-    if end is not None and moment_ms(end) <= now:
-        raise InvalidOption(f"end={end}: is in the past; remove the schedule instead, or give a later end")
-    return await _made(line, scheduler_id, fields, repeat, now, immediately=immediately)
+    return await _made(line, scheduler_id, fields, repeat, await _now(line), immediately=immediately)
 
 
 async def resume(line: Line, scheduler_id: str) -> ScheduleInfo | None:
@@ -343,6 +340,12 @@ async def _made(
         if code == _CHANGED:
             raise _ReadAgain
         if code == _NONE_AT_ALL:
+            end = _number(repeat.get("endDate"))
+            if end is not None and end <= now:
+                raise InvalidOption(
+                    f"end={to_moment(end)}: is in the past, and there is no schedule {scheduler_id!r} that it could have ended: "
+                    "give a later end, or leave this upsert out"
+                )
             raise InvalidOption(
                 f"schedule {scheduler_id!r} names no time between now (or its start) and its end: give a later end"
             )
