@@ -99,7 +99,7 @@ class JobScheduler:
             schedule_id: an id of your own, without ``:``, at most 500 characters.
             rhythm: ``Every(60)``, whose first run is at once unless it has an offset; or ``Cron("30 9 * * *", tz=…)``.
             job: what to run: name, data and options, such as ``task.spec(…)`` gives.
-            start: no run before this moment (an aware ``datetime``); an interval's first run is at it.
+            start: no run before this moment (an aware ``datetime``); an interval's first run is at it, so it has no offset.
             end: no run of a time after this moment. Once it has passed, the same call goes on changing nothing.
             limit: how many runs it makes in all, over all its changes.
             immediately: for a new pattern: one run now, then those that it names.
@@ -110,7 +110,7 @@ class JobScheduler:
             grace: seconds. For ``skip``: how late a run may start (60). For ``catch_up``: how far back missed runs are
                 made up for; left out, without end.
             spread: seconds. Each run is due at its time plus a share of this window, so that schedules of one time do not
-                start together. Must be shorter than the time between two runs.
+                start together; a first run at once is at once all the same. Must be shorter than the time between two runs.
 
         Raises:
             InvalidOption: an option breaks a rule, or a new schedule would have no run before its end.
@@ -127,21 +127,18 @@ class JobScheduler:
             raise InvalidOption(
                 f"rhythm={shown(rhythm)}: must be an Every or a Cron, such as Every(60) or Cron('@daily')"
             )
-        for name, moment in (("start", start), ("end", end)):
-            if moment is not None:
-                check_moment(moment, name)
-        if start is not None and end is not None and end <= start:
-            raise InvalidOption(f"end={shown(end)}: must be after start={shown(start)}")
+        _check_times(rhythm, start, end, immediately)
         if limit is not None:
             check_whole(limit, "limit", least=1, most=10**12)
-        if immediately and (start is not None or (isinstance(rhythm, Every) and rhythm.offset is not None)):
-            raise InvalidOption("immediately=True: a first run now and a start or an offset exclude one another")
         if missed not in get_args(MissedRuns):
             raise InvalidOption(f"missed={shown(missed)}: must be 'once', 'skip' or 'catch_up'")
         if grace is not None:
             to_seconds(grace, "grace")
             if missed == "once":
-                raise InvalidOption("grace: means something with missed='skip' or missed='catch_up' only")
+                raise InvalidOption(
+                    f"grace={shown(grace)}: means something with missed='skip' or missed='catch_up' only; leave it out, or give "
+                    "one of these"
+                )
         elif missed == "skip":
             grace = DEFAULT_GRACE
         if spread is not None:
@@ -267,6 +264,24 @@ def _check_template(job: JobSpec) -> None:
     for option, why in _NOT_IN_A_TEMPLATE.items():
         if getattr(job, option, None) is not None:
             raise InvalidOption(f"{option}={shown(getattr(job, option))}: not for a scheduled job: {why}; leave it out")
+
+
+def _check_times(rhythm: Every | Cron, start: datetime | None, end: datetime | None, immediately: bool) -> None:
+    for name, moment in (("start", start), ("end", end)):
+        if moment is not None:
+            check_moment(moment, name)
+    if start is not None and end is not None and end <= start:
+        raise InvalidOption(f"end={shown(end)}: must be after start={shown(start)}")
+    offset = rhythm.offset if isinstance(rhythm, Every) else None
+    if offset is not None and start is not None:
+        raise InvalidOption(
+            f"offset={shown(offset)} and start={shown(start)}: an interval's first run is at its start, and the others keep in "
+            "step with it; leave one of them out"
+        )
+    if not isinstance(immediately, bool):
+        raise InvalidOption(f"immediately={shown(immediately)}: must be True or False")
+    if immediately and (start is not None or offset is not None):
+        raise InvalidOption("immediately=True: a first run now and a start or an offset exclude one another")
 
 
 def _check_spread(spread: float, rhythm: Every | Cron) -> None:

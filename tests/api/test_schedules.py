@@ -348,11 +348,16 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("start=.*: must be a datetime with a time zone", {"start": datetime(2027, 1, 1)}),  # noqa: DTZ001
     ("must be after start", {"start": SOON, "end": SOON - timedelta(minutes=1)}),
     ("is in the past", {"end": datetime(2020, 1, 1, tzinfo=UTC)}),
-    ("names no time between now", {"end": datetime.now(UTC) + timedelta(seconds=30)}),
+    ("names no time between now", {"rhythm": Cron("0 0 29 2 *"), "end": SOON}),
     ("limit=0: must be a whole number", {"limit": 0}),
     ("immediately=True: a first run now and a start", {"start": SOON, "immediately": True}),
+    ("immediately='x': must be True or False", {"immediately": "x"}),
+    (
+        "offset=5.0 and start=.*: an interval's first run is at its start",
+        {"rhythm": Every(60, offset=5), "start": SOON},
+    ),
     ("missed='never': must be 'once', 'skip' or 'catch_up'", {"missed": "never"}),
-    ("grace: means something with", {"grace": 5}),
+    ("grace=5: means something with", {"grace": 5}),
     ("spread=3600: must be shorter than the time between two runs, 3600 s", {"rhythm": Every(3600), "spread": 3600}),
     ("spread=90: must be shorter", {"rhythm": Cron("0,1 9 * * *"), "spread": 90}),
 ]

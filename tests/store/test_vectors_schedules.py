@@ -493,6 +493,63 @@ def test_spread_moves_the_due_time_and_nothing_else(queue: Queue, schedules: Sch
     assert 80_000 < max(shares) < 100_000
 
 
+@pytest.mark.parametrize(
+    ("rhythm", "options"),
+    [
+        (Every(300), {}),
+        (Every(300), {"start": at(T - DAY)}),
+        (Cron("*/5 * * * *"), {"immediately": True}),
+    ],
+    ids=["every", "start has been", "immediately"],
+)
+@pytest.mark.parametrize("priority", [0, 3])
+def test_a_first_run_at_once_is_not_spread(
+    queue: Queue, schedules: Schedules, rhythm: Every | Cron, options: dict[str, Any], priority: int
+) -> None:
+    job = JobSpec("tick", priority=priority)
+    for number in range(10):
+        name = f"s{number}"
+        for _ in range(2):
+            assert ms(schedules.upsert(name, rhythm, job, spread=100, **options).next_run) == T
+            assert queue.get("delayed") is None
+    assert len(ids(queue)) == 10
+    assert len(schedules.fetch(count=10).ids) == 10
+    assert len({score // 4096 % (5 * MINUTE) for _, score in queue.get("delayed")}) > 5
+
+
+def test_a_first_run_at_a_start_to_come_is_spread(queue: Queue, schedules: Schedules) -> None:
+    for number in range(10):
+        schedules.upsert(f"s{number}", Every(300), start=at(T + MINUTE), spread=100)
+    assert len({score // 4096 for _, score in queue.get("delayed")}) > 5
+
+
+@pytest.mark.parametrize("rhythm", [Every(300, offset=0), Cron("*/5 * * * *")], ids=["every", "pattern"])
+def test_a_run_that_was_due_stays_so_when_a_spread_is_given(
+    queue: Queue, schedules: Schedules, rhythm: Every | Cron
+) -> None:
+    slot = ms(schedules.upsert("sch", rhythm).next_run)
+    queue.clock = slot
+    queue.add()
+    queue.fetch()  # lets it in
+    assert queue.get("wait") == [f"repeat:sch:{slot}"]
+    schedules.upsert("sch", rhythm, spread=200)
+    assert queue.get("wait") == [f"repeat:sch:{slot}"]
+
+
+def test_a_share_of_a_spread_makes_no_run_too_late(queue: Queue, schedules: Schedules) -> None:
+    """Also not one that an upsert made anew while it was due."""
+    options: dict[str, Any] = {"missed": "skip", "grace": 1, "spread": 200}
+    slot = ms(schedules.upsert("sch", Every(300, offset=0), **options).next_run)
+    [(job_id, score)] = queue.get("delayed")
+    due = int(score // 4096)
+    assert due > slot + 2000
+    queue.clock = due + 500
+    schedules.upsert("sch", Every(300, offset=0), **options)
+    [taken] = queue.fetch().ids
+    assert taken == job_id
+    assert schedules.advance(job_id) is None
+
+
 @pytest.mark.parametrize("rhythm", [Every(300, offset=0), Cron("*/5 * * * *")], ids=["every", "pattern"])
 def test_nothing_runs_after_the_end(queue: Queue, schedules: Schedules, rhythm: Every | Cron) -> None:
     slot = ms(schedules.upsert("sch", rhythm, end=at(T + 600_000)).next_run)

@@ -131,7 +131,10 @@ def _too_late(job: StoredJob, repeat: dict[str, Any], now: int) -> float | None:
     _, _, slot = job.id.rpartition(":")
     raw = job.opts.raw
     delay = _number(raw.get("delay")) or 0  # with its share of a spread
-    due = (_number(raw.get("timestamp")) or 0) + delay if delay > 0 else float(slot) if slot.isdecimal() else now
+    if delay > 0:
+        due = (_number(raw.get("timestamp")) or 0) + delay
+    else:  # it was made when it was due; as part of a spread that may have been up to so much after its slot
+        due = float(slot) + (_number(repeat.get("spread")) or 0) if slot.isdecimal() else now
     return (now - due) / 1000 if now - due > grace else None
 
 

@@ -119,12 +119,13 @@ local replaced = at and schedule.QUEUED[at] and not started or false
 local count = made and (replaced or not (goes_on or begun)) and made or (made or 0) + 1
 
 local slot
+local at_once = false   -- whether it is the first of a rhythm that begins now
 if goes_on and same and replaced then
   slot = previous
 elseif fields.pattern then
   slot = tonumber(next_ms)
   if not same and immediately == "1" then
-    slot = now
+    slot, at_once = now, true
   elseif goes_on and same and (slot <= previous
     or (back ~= "" and tonumber(after_ms) > math.max(previous, now - tonumber(back), (start or 0) - 1))) then
     return answer(2, previous)   -- the slot after the one that runs now; and missed ones are caught up with from there
@@ -136,15 +137,15 @@ elseif next_ms ~= "" then
 elseif same then
   slot = record ~= "" and previous > now and previous
     or schedule.after(previous, step, record ~= "" and now or now - (tonumber(back) or 0))
-elseif start then
-  slot = math.max(start, now)
-elseif fields.offset then
+elseif start and start > now then
+  slot = start
+elseif fields.offset and not start then
   slot = math.floor(now / step) * step + tonumber(fields.offset)
   if slot <= now then
     slot = slot + step
   end
 else
-  slot = now
+  slot, at_once = now, true
 end
 
 local free, last, queued, queued_started, taken = schedule.find(q, scheduler_id, slot, step)
@@ -165,8 +166,10 @@ local next_id = not ended and schedule.iteration_id(scheduler_id, free)
 if queued and not ended and not adopted and not taken_out[next_id] then
   taken_out[next_id] = { at = queued, deid = schedule.look_unique(q, next_id) }
 end
-local in_line = next_id and taken_out[next_id] and taken_out[next_id].at == "waiting" and priority == 0
-  and not fields.spread and free <= now or false
+-- What is to run at once, or was due already, is not put off by its share of a spread.
+local was = next_id and taken_out[next_id] and taken_out[next_id].at
+local due = was and was ~= "delayed" and free <= now or at_once and free == slot
+local in_line = was == "waiting" and priority == 0 and free <= now
 local offset = fields.offset
 if not offset then
   offset = fields.pattern and "0" or place.whole((ended and (previous or 0) or free) % step)
@@ -193,7 +196,7 @@ if not adopted then
   schedule.make(q, settings, {
     id = scheduler_id, slot = free, name = fields.name, data = fields.data or "{}",
     options = schedule.options(scheduler_id, fields.opts or "{}", repeating, count), priority = priority,
-    spread = tonumber(fields.spread), pattern = fields.pattern and true or false, in_line = in_line,
+    spread = not due and tonumber(fields.spread) or nil, pattern = fields.pattern and true or false, in_line = in_line,
   }, now, now_text)
 end
 return answer(1, free, count, offset)
