@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -90,6 +92,36 @@ async def test_draining_waits_for_windows_of_the_limiter_and_for_large_jobs(serv
         limiter = Limiter(max=4, duration=0.2)
         await Worker("q", names, connection=server.url, concurrency=10, limiter=limiter).run_until_drained()
     assert len(names.seen) == 6
+
+
+@pytest.mark.parametrize("slots", [1, 3, 10])
+async def test_draining_does_not_wait_for_a_window_that_nobody_needs(server: Server, slots: int) -> None:
+    names = Names()
+    async with Queue("q", connection=server.url) as queue:
+        await queue.set_rate_limit(2, 3600)
+        await queue.add_bulk([JobSpec("work", {})] * 2)
+        async with asyncio.timeout(5):
+            await Worker("q", names, connection=server.url, concurrency=slots).run_until_drained()
+    assert len(names.seen) == 2
+
+
+async def test_a_marker_that_comes_while_a_fetch_is_under_way_is_not_lost(server: Server) -> None:
+    """The one that blocks is given the marker of a job that the answer on its way does not know yet."""
+    seen: list[int] = []
+    dice = random.Random(5)
+
+    async def work(job: Job[Any]) -> None:
+        await asyncio.sleep(dice.random() * 0.004)
+        seen.append(job.data)
+
+    async with Queue("q", connection=server.url) as queue, Worker("q", work, connection=server.url, concurrency=3):
+        for number in range(300):
+            await queue.add("work", number)
+            await asyncio.sleep(dice.random() * 0.004)
+            if number % 30 == 29:
+                started = time.monotonic()
+                await wait_until(lambda number=number: len(seen) == number + 1)
+                assert time.monotonic() - started < 2.5  # the time of a block is 5 s
 
 
 async def test_a_worker_may_run_again_after_it_was_closed(server: Server) -> None:

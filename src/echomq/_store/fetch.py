@@ -20,7 +20,7 @@ class Closed(enum.IntFlag):
     MORE_DUE = 8
     """Not a limit: more jobs have become due than one call moves. The next call should come at once."""
     LAST = 16
-    """Nor this one: after the jobs that came nothing waits."""
+    """Nor this one: after the jobs that came, or behind the window that is shut, nothing waits."""
 
 
 @dataclass(frozen=True, slots=True)

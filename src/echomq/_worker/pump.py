@@ -63,12 +63,14 @@ class _Ask(NamedTuple):
         wanted: how many jobs it asks for.
         share: how many of these are to be those that have waited longest.
         before: when it was first sent, on the lasting clock.
+        reasons: how many reasons to look there had been by then.
     """
 
     outcomes: list[tuple[Held, Outcome]]
     wanted: int
     share: int
     before: float
+    reasons: int
 
 
 class FairShare:
@@ -163,6 +165,7 @@ class Pump:
         self._gate = Gate.OPEN
         self._closing = False
         self._empty = False
+        self._reasons = 0  # to look, so far
         self._drained = False
         self._ramp = 1
         self._held_until = 0.0
@@ -302,7 +305,7 @@ class Pump:
             try:
                 await self._stored(ask.outcomes, turn)
                 await self._take_in(turn, ask.before)
-                self._fetched(turn, ask.wanted)
+                self._fetched(turn, ask)
             except BaseException:  # this lane ends; another may ask again what has become of these
                 self._take_back(ask.outcomes)
                 raise
@@ -339,14 +342,15 @@ class Pump:
             self._in_call[held.job.id + held.token] = (held, outcome)
         self._fetching += count
         share = 0 if self._fair_share is None else self._fair_share.of(count)
-        return _Ask(outcomes, count, share, lasting())
+        return _Ask(outcomes, count, share, lasting(), self._reasons)
 
     def _wanted(self, going_anyway: bool) -> int:
-        if self._gate is Gate.SHUT or asyncio.get_running_loop().time() < self._held_until:
-            return 0
-        if self._empty and not going_anyway:
+        if self._gate is Gate.SHUT or (self._empty and not going_anyway):
             return 0
         free = self._slots - self.handlers - self._fetching - len(self._ended)
+        if asyncio.get_running_loop().time() < self._held_until:
+            # Nothing will come; but one that stops when nothing waits has to know that nothing does.
+            return 1 if self._stop_when_empty and free > 0 and not self._fetching else 0
         return max(0, min(free, self._cap, self._ramp - self._fetching))
 
     def _done(self) -> bool:
@@ -354,7 +358,7 @@ class Pump:
             return False
         if self._closing:
             return True
-        return self._stop_when_empty and self._drained and asyncio.get_running_loop().time() >= self._held_until
+        return self._stop_when_empty and self._drained
 
     async def _stored(self, outcomes: list[tuple[Held, Outcome]], turn: Turn) -> None:
         late = []
@@ -459,7 +463,7 @@ class Pump:
         for held in reversed(fetched) if self._gate is Gate.SHUT else fetched:
             self._start(held, loop)
 
-    def _fetched(self, turn: Turn, wanted: int) -> None:
+    def _fetched(self, turn: Turn, ask: _Ask) -> None:
         loop = asyncio.get_running_loop()
         now = self.last_fetch = loop.time()
         if turn.now is not None:
@@ -472,20 +476,27 @@ class Pump:
                 self._keys.queue,
                 job_id,
             )
-        if not wanted:
+        if not ask.wanted:
+            if ask.outcomes and self._stop_when_empty:  # one of them may have gone back, or have let another job go
+                self._drained = False
+                self._look_again()
             return
         if not self._ready.is_set():
             self._ready.set()
         got = len(turn.jobs) + len(turn.dropped)
-        self._drained = not got and not turn.closed
         last = Closed.LAST in turn.closed
+        self._drained = not got and (last or not turn.closed) and self._reasons == ask.reasons
         if Closed.LIMITED in turn.closed:
             if turn.now is not None:
                 self._limit_seen_at = max(self._limit_seen_at, turn.now - 1)
             self._hold_off(turn.limited_for)
-        if (got == wanted and not last) or Closed.MORE_DUE in turn.closed:
+        if (got == ask.wanted and not last) or Closed.MORE_DUE in turn.closed:
             self._empty = False
             self._ramp = min(self._ramp * 2, 2 * CAP)
+            self._wake_one()
+        elif self._reasons != ask.reasons:  # the marker, say, came to us while the server had answered this one already
+            self._ramp = 1
+            self._empty = False
             self._wake_one()
         else:
             self._ramp = 1
@@ -539,7 +550,7 @@ class Pump:
             return
         held.hold = Hold.ENDED
         if isinstance(outcome, RateLimited):
-            self._hold_off(outcome.limit)  # from now on: else the very call that puts it back could fetch it again
+            self._hold_off(outcome.limit)  # from now on, not only when the server knows
         if self._given_back is not None and isinstance(outcome, GivenBack):
             self._given_back.append((held, outcome))
         else:
@@ -610,6 +621,7 @@ class Pump:
                 waiter.set_result(None)
 
     def _look_again(self) -> None:
+        self._reasons += 1
         self._empty = False
         self._wake_one()
 

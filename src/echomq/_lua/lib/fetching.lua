@@ -212,6 +212,9 @@ function M.run(q, settings, want, now, now_text, reply)
     end
   end
 
+  if taken == 0 and limited_ms > 0 and redis.call("LLEN", q.wait) + redis.call("ZCARD", q.prioritized) == 0 then
+    flags = flags + M.LAST   -- the window is shut, and nobody waits for it
+  end
   if taken > 0 then
     if max and counted > 0 then
       local used = redis.call("INCRBY", q.limiter, tostring(counted))
