@@ -63,6 +63,14 @@ _NAMED = {
     "@weekdays": "0 0 * * 1-5",
     "@weekends": "0 0 * * 0,6",
 }
+_FIELDS = {  # by their place from the end: the name of each, and what it can hold
+    -6: ("second", "0 to 59"),
+    -5: ("minute", "0 to 59"),
+    -4: ("hour", "0 to 23"),
+    -3: ("day of the month", "1 to 31, or L for the last one"),
+    -2: ("month", "1 to 12, or JAN to DEC"),
+    -1: ("weekday", "0 to 7 (0 and 7 are Sunday), SUN to SAT, 5L for the last Friday, 1#2 for the second Monday"),
+}
 _LONGEST = 1000
 _WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 _SECOND = timedelta(seconds=1)
@@ -207,7 +215,9 @@ def _read(pattern: str) -> _Fields:
     text = _NAMED.get(pattern.strip().lower(), pattern).upper().replace("?", "*")
     # cronsim would take digits and letters of other scripts, and the nearest working day, which Node does not know.
     if not re.fullmatch(rf"[0-9A-Z*/,#\s-]{{1,{_LONGEST}}}", text, re.ASCII):
-        raise _unreadable(pattern, "it is empty, too long, or has characters that have no meaning here")
+        raise _unreadable(
+            pattern, f"it is empty, longer than {_LONGEST} characters, or has some that mean nothing here"
+        )
     fields = text.split()
     if len(fields) not in (5, 6):
         raise _unreadable(pattern, f"it has {len(fields)} fields")
@@ -220,11 +230,11 @@ def _read(pattern: str) -> _Fields:
     for number, name in enumerate(_WEEKDAYS):
         fields[-1] = fields[-1].replace(f"{name}L", f"{number}L")
     if "W" in fields[-3] or "L/" in fields[-3]:
-        raise _unreadable(pattern, f"{fields[-3]!r:.30} is no day of the month")
+        raise _unreadable(pattern, _wrong_field(pattern, -3))
     try:
-        read = CronSim(" ".join(fields), datetime(2000, 1, 1, tzinfo=UTC))
-    except CronSimError as error:
-        raise _unreadable(pattern, str(error)) from None
+        read = _cronsim(fields)
+    except CronSimError:
+        raise _unreadable(pattern, _what_is_wrong(pattern, fields)) from None
     return _Fields(
         seconds=tuple(sorted(read.seconds)),
         minutes=tuple(sorted(read.minutes)),
@@ -235,6 +245,29 @@ def _read(pattern: str) -> _Fields:
         both_days=read.day_and,
         repeats=_repeats(fields[-5], len(read.minutes) == 60) or _repeats(fields[-4], len(read.hours) == 24),
     )
+
+
+def _cronsim(fields: list[str]) -> CronSim:
+    return CronSim(" ".join(fields), datetime(2000, 1, 1, tzinfo=UTC))
+
+
+def _what_is_wrong(pattern: str, fields: list[str]) -> str:
+    """Why cronsim does not take these fields, which stand for the pattern's own."""
+    for position in range(-len(fields), 0):
+        alone = ["*"] * len(fields)
+        alone[position] = fields[position]
+        try:
+            _cronsim(alone)
+        except CronSimError:
+            return _wrong_field(pattern, position)
+    given = pattern.split()
+    return f"no month of its field {given[-2]!r:.40} has a day of {given[-3]!r:.40}"
+
+
+def _wrong_field(pattern: str, position: int) -> str:
+    given = pattern.split()[position]
+    name, values = _FIELDS[position]
+    return f"{given!r:.40} is no {name}: {values}; also lists (1,3), ranges that rise (1-5) and steps (*/2, 1-5/2)"
 
 
 def _repeats(field: str, is_full: bool) -> bool:

@@ -161,6 +161,27 @@ def test_refuses_what_cannot_be_read_and_says_what_can(pattern: str) -> None:
     assert len(str(caught.value)) < 1000
 
 
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("60 * * * * *", "'60' is no second: 0 to 59;"),
+        ("61 * * * *", "'61' is no minute: 0 to 59;"),
+        ("* 10-5 * * *", "'10-5' is no hour: 0 to 23; .*ranges that rise"),
+        ("0 0 32 * *", "'32' is no day of the month: 1 to 31, or L for the last one;"),
+        ("0 0 15W * *", "'15W' is no day of the month"),
+        ("0 0 */0 * *", r"'\*/0' is no day of the month"),
+        ("0 0 1 * foo", "'foo' is no weekday: 0 to 7 .*SUN to SAT"),
+        ("0 0 1 13 mon", "'13' is no month: 1 to 12, or JAN to DEC;"),
+        ("0 0 30,31 feb *", "no month of its field 'feb' has a day of '30,31'"),
+        ("0 0 * *", "it has 4 fields"),
+        ("@often", "it is empty, longer than 1000 characters, or has some that mean nothing here"),
+    ],
+)
+def test_says_which_field_cannot_be_read_and_what_it_can_hold(pattern: str, message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        successor(pattern, datetime(2026, 1, 1, tzinfo=UTC), "UTC")
+
+
 def test_refuses_a_moment_without_a_zone() -> None:
     with pytest.raises(InvalidOption, match=r"datetime\.now\(UTC\)"):
         successor("* * * * *", datetime.fromisoformat("2026-01-01"), "UTC")
