@@ -159,6 +159,31 @@ def test_a_counter_that_cannot_be_counted_on(queue: Queue, dead: Queue, counter:
     assert dead.get("id") == counter
 
 
+@pytest.mark.parametrize("rule", ["0;;", "1;;", "-1;0;"])
+def test_a_job_whose_letter_is_refused_is_kept_whatever_its_rule(queue: Queue, dead: Queue, rule: str) -> None:
+    dead.command("SADD", "~wait", "x")
+    queue.add("enroll", '{"learner":7}')
+    queue.add("enroll", '{"learner":8}')
+    queue.fetch(2)
+    codes = queue.finish(dying(queue, "1", rule=rule), dying(queue, "2", rule=rule)).codes
+    assert codes == [f"STORED, but its dead letter was not written: {DEAD}wait must be a list"] * 2
+    assert queue.get("failed") == [("1", float(T)), ("2", float(T))]
+    assert queue.get("1")["data"] == '{"learner":7}'
+    assert queue.get("1")["failedReason"] == "it failed"
+
+
+def test_past_any_number_of_letters_when_the_counter_went_back(queue: Queue, dead: Queue) -> None:
+    for number in range(1, 2_001):
+        dead.command("HSET", f"~{number}", "name", "was there")
+    queue.add("precious")
+    queue.add("precious")
+    queue.fetch(2)
+    assert queue.finish(dying(queue, "1", rule="0;;"), dying(queue, "2", rule="0;;")).codes == [0, 0]
+    letters = dead.get("wait")
+    assert [dead.get(job_id)["name"] for job_id in letters] == ["precious", "precious"]
+    assert dead.get("id") == letters[0]
+
+
 def test_a_finish_that_is_sent_again_leaves_one_letter(queue: Queue, dead: Queue) -> None:
     queue.add()
     queue.fetch()

@@ -78,6 +78,7 @@ if settings.paused then
   paused_list.take_over(paused, wait)
 end
 
+local KEEP = "-1;;"
 local rules, used_rules = {}, { completed = {}, failed = {} }
 local ended = { completed = 0, failed = 0 }
 local runnable, freed, last_ended, promoted = false, 0, false, false
@@ -174,6 +175,9 @@ local function finish(kind, job_id, job_token, value, index, rule, fields, attem
     look_aside("the next job of deduplication id " .. job[4] .. " was not added", dedup.look_next, q, unique)
   end
   local dead = letter and look_aside("its dead letter was not written", dead_letter.look, letter[1], key)
+  if letter and not dead then
+    rule = rule_of(KEEP)   -- it would be nowhere; so it is kept, whatever its own rule says
+  end
   local count_made = place.count(job[2] or job[5]) + 1
   q.bare = q.bare and not parent and not unique
 
