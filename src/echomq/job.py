@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from echomq._store import control, read
-from echomq._store.codec import StoredJob, dead_letter_in, decode_json, id_out, public_options
+from echomq._store.codec import StoredJob, dead_letter_in, decode_json, id_out, public_options, to_moment
 from echomq._store.codes import ADDED, DEDUPLICATED, DUPLICATE
 from echomq._store.events import Ending, result_of
 from echomq._store.home import Home
@@ -132,6 +132,22 @@ class Job(Generic[R]):
     def timestamp(self) -> datetime | None:
         """When it was made."""
         return self._stored.moment(b"timestamp")
+
+    @property
+    def scheduled_for(self) -> datetime | None:
+        """The time of its schedule whose run it is, however late it starts; without the share of a ``spread``.
+
+        None for any other job, one of ``JobScheduler.run_now`` included.
+
+        Example:
+            >>> day = job.scheduled_for.astimezone(ZoneInfo("Europe/Vienna")).date()
+        """
+        if b"rjk" not in self._stored.fields:
+            return None
+        try:
+            return to_moment(int(self.id.rpartition(":")[2]))
+        except (ValueError, OverflowError):  # somebody's hand
+            return None
 
     @property
     def delay(self) -> float:

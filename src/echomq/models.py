@@ -101,8 +101,8 @@ class ScheduleInfo(msgspec.Struct, frozen=True):
     Attributes:
         id: its id.
         name, data, options: of the jobs that it makes.
-        next_run: the time of its next run; None while it is paused, and when it has no further one. (For a moment also while
-            its current run starts.)
+        next_run: the time of its next run, without its share of a ``spread``; None while it is paused, and when it has no
+            further one. (For a moment also while its current run starts.)
         iteration_count: how many runs it has made, the next one included.
         paused: whether ``pause`` was called.
         every: seconds between two runs, or None for a pattern.

@@ -165,7 +165,9 @@ class JobScheduler:
         return await schedule.every_one(self._home.line)
 
     async def remove(self, schedule_id: str) -> bool:
-        """Removes a schedule. A run that is due already, or runs, is not touched.
+        """Removes a schedule, and its next run.
+
+        A run that is in the line already still runs, as does one that runs now: ``pause`` first if the former must not.
 
         Returns:
             False if there was none of this id.

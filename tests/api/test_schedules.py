@@ -190,6 +190,27 @@ async def test_a_retry_makes_no_twin(scheduler: JobScheduler, url: str, server: 
     sound(server)
 
 
+@pytest.mark.parametrize("rhythm", [Every(3600), Cron("* * * * * *")], ids=["every", "pattern"])
+async def test_a_run_knows_the_time_that_it_is_of(
+    scheduler: JobScheduler, queue: Queue, url: str, rhythm: Every | Cron
+) -> None:
+    info = await scheduler.upsert("tick", rhythm, JobSpec("report", attempts=2, backoff=0.05))
+    runs = Runs(RuntimeError("as planned"))
+    async with Worker("reports", runs, connection=url):
+        await wait_until(lambda: len(runs.jobs) >= 2)
+    assert {job.scheduled_for for job in runs.jobs if job.id == runs.jobs[0].id} == {info.next_run}
+    assert (await scheduler.run_now("tick")).scheduled_for is None
+    assert (await queue.add("report")).scheduled_for is None
+
+
+@pytest.mark.parametrize("slot", ["x", "", "9" * 30])
+async def test_a_run_whose_id_names_no_time(queue: Queue, server: Server, slot: str) -> None:
+    server.cli("HSET", BASE + f"repeat:tick:{slot}", "name", "report", "rjk", "tick")
+    job = await queue.get_job(f"repeat:tick:{slot}")
+    assert job is not None
+    assert job.scheduled_for is None
+
+
 async def test_one_run_a_tick_with_many_workers(scheduler: JobScheduler, url: str) -> None:
     await scheduler.upsert("tick", Every(0.1), REPORT, limit=15)
     runs = Runs()
