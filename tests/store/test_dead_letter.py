@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from echomq._store.keys import QueueKeys
+from echomq.options import _QUEUE_KEYS
 from tests.api.test_retries import table
 from tests.store.scripts import KEEP_ALL, Outcome, Queue, T, completed, text
 from tests.support.server import Server
@@ -237,6 +238,17 @@ def test_where_its_old_id_is_taken_it_gets_a_new_one(queue: Queue, dead: Queue) 
     assert requeue(dead, "1") == [0, "waiting", 1, 0, "3"]
     assert queue.get("failed") == [("1", float(T))]
     assert queue.get("wait") == ["3"]
+
+
+@pytest.mark.parametrize(
+    "former",
+    [*sorted(_QUEUE_KEYS), "de:x", "repeat:x:1", "metrics:completed:data", "7:lock", "a:b:c:d", "0:1", "0:1:2", ""],
+)
+def test_an_id_that_no_job_may_have_is_not_given_back(queue: Queue, dead: Queue, former: str) -> None:
+    dead.add("enroll", opts={"deadLetter": {"id": former}})
+    assert requeue(dead) == [0, "", 1, 0, "1"]
+    assert queue.get("wait") == ["1"]
+    assert queue.get("1")["name"] == "enroll"
 
 
 def test_priority_and_lifo_hold_again(queue: Queue, dead: Queue) -> None:

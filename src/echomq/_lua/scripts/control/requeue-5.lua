@@ -53,7 +53,7 @@ local function before(text)
   end
   opts.deadLetter = nil
   local cut = is_last and string.gsub(string.sub(text, 1, at - 1), ",%s*$", "") .. "}" or cjson.encode(opts)
-  return cut, opts, type(letter.id) == "string" and letter.id ~= "" and letter.id or nil
+  return cut, opts, type(letter.id) == "string" and queue_keys.may_be_id(letter.id) and letter.id or nil
 end
 
 redis.call("XTRIM", events, "MAXLEN", "~", settings.max_events)   -- first, so that a full memory does not refuse the rest
@@ -82,7 +82,7 @@ for index, id in ipairs(ids) do
   end
 end
 
---- The id that the job has now: that which it had, if nobody else has it by now, else the next number.
+--- The id that the job has now: that which it had, if it may have it and nobody else has it by now, else the next number.
 local function new_id(former)
   if former and redis.call("EXISTS", origin .. former) == 0 then
     return former
