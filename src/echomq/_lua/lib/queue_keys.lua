@@ -13,16 +13,14 @@ function M.of(base)
 end
 
 -- What stands beside the hashes of a queue's jobs: its own keys, and what is before the first colon in others.
-local NAMES = {}
-for name in string.gmatch("wait paused active prioritized delayed waiting-children completed failed id pc meta events marker "
-  .. "stalled stalled-check limiter repeat priority delay metrics de dn", "%S+") do
-  NAMES[name] = true
-end
+local NAMES = ":wait:paused:active:prioritized:delayed:waiting-children:completed:failed:id:pc:meta:events:marker:stalled"
+  .. ":stalled-check:limiter:repeat:priority:delay:metrics:de:dn:"
 
 --- Whether a job of this id would stand in nobody's way: one that our own adds take (options.check_job_id), or a number.
 function M.may_be_id(id)
   local _, colons = string.gsub(id, ":", "")
-  return id ~= "" and (colons == 0 or colons == 2) and string.sub(id, 1, 2) ~= "0:" and not NAMES[string.match(id, "^[^:]*")]
+  return id ~= "" and (colons == 0 or colons == 2) and string.sub(id, 1, 2) ~= "0:"
+    and not string.find(NAMES, ":" .. string.match(id, "^[^:]*") .. ":", 1, true)
 end
 
 --- "{base}{id}" of another job apart; nil where that cannot be. An id may hold colons, and so may a prefix; a queue's name
