@@ -12,15 +12,14 @@ function M.of(base)
   }
 end
 
--- What stands beside the hashes of a queue's jobs: its own keys, and what is before the first colon in others.
-local NAMES = ":wait:paused:active:prioritized:delayed:waiting-children:completed:failed:id:pc:meta:events:marker:stalled"
-  .. ":stalled-check:limiter:repeat:priority:delay:metrics:de:dn:"
-
 --- Whether a job of this id would stand in nobody's way: one that our own adds take (options.check_job_id), or a number.
 function M.may_be_id(id)
+  -- What stands beside the jobs' hashes: the queue's own keys, or what is before the first colon in them.
+  local names = ":wait:paused:active:prioritized:delayed:waiting-children:completed:failed:id:pc:meta:events:marker:stalled"
+    .. ":stalled-check:limiter:repeat:priority:delay:metrics:de:dn:"
   local _, colons = string.gsub(id, ":", "")
   return id ~= "" and (colons == 0 or colons == 2) and string.sub(id, 1, 2) ~= "0:"
-    and not string.find(NAMES, ":" .. string.match(id, "^[^:]*") .. ":", 1, true)
+    and not string.find(names, ":" .. string.match(id, "^[^:]*") .. ":", 1, true)
 end
 
 --- "{base}{id}" of another job apart; nil where that cannot be. An id may hold colons, and so may a prefix; a queue's name
