@@ -572,6 +572,7 @@ class Model:
     def move_all(self, state: str) -> int:
         """retry_all and promote_all."""
         ids = self.order({"failed": self.failed, "completed": self.completed, "delayed": self.delayed}[state])
+        ids = [job_id for job_id in ids if state != "delayed" or not self.is_current(self.jobs[job_id])]
         for job_id in ids:
             if state == "delayed":
                 self.run_now(job_id)

@@ -248,7 +248,7 @@ def test_33_promote_all(queue: Queue) -> None:
     queue.add(delay=99_999, priority=4)
     queue.add(delay=5)
     queue.new_events()
-    assert change(queue, "moveJobsToWait-11", "delayed", "") == [2, 0, "+inf"]
+    assert change(queue, "moveJobsToWait-11", "delayed", "") == [2, 0, "-inf 0"]
     # Deviation: the protocol puts it into `wait`, and leaves the delay of the hash.
     assert queue.get("prioritized") == [("1", 4 * CLASS + 1)]
     assert queue.get("wait") == ["2"]

@@ -1,4 +1,4 @@
---- @use check place parents queue_meta job_keys
+--- @use check next_run parents queue_meta job_keys
 --- Walks a place where jobs stand and removes those that qualify, in bounded steps (protocol 3.17, 3.18). What stays is passed
 --- over by the next step: `skip` is how many that is. An id is taken out by its name, so a step never takes a wrong one.
 
@@ -29,12 +29,6 @@ local function read(q, id)
     id = id, timestamp = tonumber(found[1] or ""), processed = tonumber(found[2] or ""), finished = tonumber(found[3] or ""),
     scheduler = found[4], deid = found[5], parent_key = found[6],
   }
-end
-
---- Whether the job is the run that its schedule waits for.
-local function is_iteration(q, job)
-  local due = job.scheduler and redis.call("ZSCORE", q.schedulers, job.scheduler)
-  return due and job.id == "repeat:" .. job.scheduler .. ":" .. place.whole(tonumber(due))
 end
 
 local function release_dedup(q, id, deid)
@@ -95,7 +89,7 @@ function M.step(q, is_list, skip, most, up_to, qualifies)
     end
     looked = index
     local job = read(q, is_list and ids[#ids - index + 1] or ids[index])
-    if qualifies(job) and not is_iteration(q, job) then
+    if qualifies(job) and not next_run.is(q.schedulers, job.id, job.scheduler) then
       remove(q, is_list, job)
       removed[#removed + 1] = job.id
       spent = spent + 1 + (is_list and skip / LONG or 0) + (job.parent_key and 1 or 0)
