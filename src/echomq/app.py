@@ -14,7 +14,7 @@ from echomq._log import logger
 from echomq.connection import Connection
 from echomq.errors import InvalidOption, RetryLater, Unrecoverable
 from echomq.job import Job
-from echomq.options import Backoff, Deduplication, Duration, Keep
+from echomq.options import Backoff, Deduplication, Duration, Keep, check_whole, shown
 from echomq.queue import Queue
 from echomq.retry_policy import RetryPolicy
 from echomq.task import AsyncTask, PlainTask, Task
@@ -74,6 +74,7 @@ class EchoMQ:
         self._hash_tag = hash_tag
         self._tasks: dict[str, Task[Any, Any]] = {}
         self._queues: dict[str, Queue] = {}
+        self._max_sizes: dict[str, int] = {}
         self._unknown_logged = -_LOG_EVERY
 
     def __repr__(self) -> str:
@@ -227,12 +228,37 @@ class EchoMQ:
 
         return make if function is None else make(function)
 
-    def queue(self, name: str) -> Queue:
-        """The queue of this name; always the same object."""
+    def queue(self, name: str, *, max_size: int | None = None) -> Queue:
+        """The queue of this name; always the same object.
+
+        Args:
+            name: its name.
+            max_size: how many jobs may wait in it, as of ``Queue``; it binds all that this app adds, its tasks' jobs too. Left
+                out, what was said of it before holds.
+
+        Raises:
+            InvalidOption: an argument breaks a rule, or another ``max_size`` was said before.
+
+        Example:
+            >>> app.queue("enrollments", max_size=10_000)
+        """
+        if max_size is not None:
+            check_whole(max_size, "max_size", least=1)
+        said = self._max_sizes.get(name, max_size)
+        if max_size is not None and max_size != said:
+            raise InvalidOption(
+                f"max_size={shown(max_size)}: queue {name!r} of this app has max_size={said}; say it in one place"
+            )
         found = self._queues.get(name)
         if found is None:
-            found = Queue(name, connection=self._connection, prefix=self._prefix, hash_tag=self._hash_tag)
+            found = Queue(
+                name, connection=self._connection, prefix=self._prefix, hash_tag=self._hash_tag, max_size=said
+            )
             self._queues[name] = found
+        elif max_size is not None:
+            found._home.bound(max_size)
+        if max_size is not None:
+            self._max_sizes[name] = max_size
         return found
 
     def worker(self, queue: str = "default", **options: Any) -> Worker:

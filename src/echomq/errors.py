@@ -32,6 +32,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Final
+
+_LONGEST_WAIT: Final = 10 * 365 * 86_400
+"""Seconds. As ``MAX_DELAY`` of the options, whose module needs this one."""
 
 
 class EchoMQError(Exception):
@@ -73,8 +77,8 @@ class JobRemoved(EchoMQError):
 
     def __init__(self, job_id: str) -> None:
         super().__init__(
-            f"job {job_id!r} is gone: it was removed, or its retention (remove_on_complete, remove_on_fail) "
-            "removed it before its result was read"
+            f"job {job_id!r} is gone: it was removed, a later add with its deduplication id took its place, or its "
+            "retention (remove_on_complete, remove_on_fail) removed it before its result was read"
         )
         self.job_id = job_id
 
@@ -218,9 +222,13 @@ class RetryLater(Outcome):
 
     Example:
         >>> raise RetryLater(30, "the seat map is being rebuilt")
+
+    Raises:
+        InvalidOption: ``after`` is no such time; raised in the handler, that is a failed run.
     """
 
     def __init__(self, after: float | timedelta, message: str = "") -> None:
+        _check_wait(after, "RetryLater")
         super().__init__(message or f"asked to run again after {after}")
         self.after = after
 
@@ -233,8 +241,20 @@ class RateLimited(Outcome):
 
     Example:
         >>> raise RateLimited(after=12.5)
+
+    Raises:
+        InvalidOption: ``after`` is no such time; raised in the handler, that is a failed run.
     """
 
     def __init__(self, after: float | timedelta, message: str = "") -> None:
+        _check_wait(after, "RateLimited")
         super().__init__(message or f"rate limited for {after}")
         self.after = after
+
+
+def _check_wait(after: float | timedelta, name: str) -> None:
+    seconds: object = after.total_seconds() if isinstance(after, timedelta) else after
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= _LONGEST_WAIT:
+        raise InvalidOption(
+            f"{name}(after={after!r:.60}): must be from 0 to {_LONGEST_WAIT} seconds (int or float), or a timedelta"
+        )

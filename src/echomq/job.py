@@ -25,7 +25,7 @@ from echomq.errors import (
     ResultUnavailable,
 )
 from echomq.models import FAILURE_KINDS, DeadLetter, FailureKind, JobOptions, JobState, Parent
-from echomq.options import JSON, MAX_PRIORITY, UNSET, Duration, check_moment, check_whole, to_seconds
+from echomq.options import JSON, MAX_PRIORITY, UNSET, Duration, check_moment, check_truth, check_whole, to_seconds
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -282,10 +282,14 @@ class Job(Generic[R]):
             StateError: it is the next run of a schedule.
             ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
         """
+        check_truth(children, "children")
         await control.remove(self._home.line, self.id, children=children)
 
     async def promote(self) -> None:
         """Lets the job run now that waits for its time. It goes to the end of the line, or of its priority's.
+
+        The next run of a schedule is brought forward by that, and does not come again at its own time; for a run besides,
+        there is ``JobScheduler.run_now``.
 
         Raises:
             StateError: it is not delayed. JobNotFound: it is gone.
@@ -331,23 +335,24 @@ class Job(Generic[R]):
             ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
         """
         check_whole(priority, "priority", least=0, most=MAX_PRIORITY)
-        await control.change_priority(self._home.line, self.id, priority, lifo=bool(lifo))
+        await control.change_priority(self._home.line, self.id, priority, lifo=check_truth(lifo, "lifo"))
 
     async def retry(self, *, reset_attempts: bool = False) -> None:
         """Lets the job run again that has failed or completed. Its result or reason goes, its tracebacks stay.
 
         It goes to the end of the line, or of its priority's; one with ``lifo`` to the front. If it is the child of a job that
         knows its end, that job waits for it again. Attempts are counted on: a job that had used them all fails for good with
-        its next failure.
+        next failure. It does not hold its deduplication id again, and its dead letter stays (docs/retries.md).
 
         Args:
             reset_attempts: count its attempts from the start again.
 
         Raises:
-            StateError: it has not ended. JobNotFound: it is gone.
+            InvalidOption: the argument is neither True nor False. StateError: it has not ended. JobNotFound: it is gone.
             ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
         """
-        await control.retry(self._home.line, self.id, reset_attempts=bool(reset_attempts))
+        check_truth(reset_attempts, "reset_attempts")
+        await control.retry(self._home.line, self.id, reset_attempts=reset_attempts)
 
     async def remove_deduplication(self) -> bool:
         """Frees the deduplication id that this job holds, so that the next add of it adds a job. This one goes on as it is.

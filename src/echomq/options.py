@@ -88,6 +88,17 @@ def check_whole(value: int, name: str, *, least: int, most: int | None = None) -
     return value
 
 
+def check_truth(value: bool, name: str) -> bool:
+    """Checks a truth value.
+
+    Raises:
+        InvalidOption: it is none.
+    """
+    if not isinstance(value, bool):
+        raise InvalidOption(f"{name}={shown(value)}: must be True or False")
+    return value
+
+
 def check_queue_name(name: str, *, hash_tag: bool) -> str:
     """Checks a queue's name (protocol 1.2).
 
@@ -192,7 +203,11 @@ class Backoff(msgspec.Struct, frozen=True):
 
     @classmethod
     def custom(cls, name: str, delay: Duration = 0.0) -> Backoff:
-        """A strategy that the worker was given by this name: ``Worker(backoff_strategies={name: function})``."""
+        """A strategy that the worker was given by this name: ``Worker(backoff_strategies={name: function})``.
+
+        The function takes the attempts made so far (1 after the first run) and the error, and gives seconds, a ``timedelta``,
+        or None to fail the job now. ``delay`` is what a worker waits that does not know it, at least a second.
+        """
         if name in BUILT_IN_BACKOFFS:
             raise InvalidOption(
                 f"backoff strategy {name!r}: is a name of EchoMQ's own; use Backoff.{name}(…), or another name"
@@ -201,7 +216,8 @@ class Backoff(msgspec.Struct, frozen=True):
 
 
 BackoffStrategy: TypeAlias = Callable[[int, BaseException], Duration | None]
-"""A worker's own back-off: attempts made so far (1 after the first run), error → how long to wait; None: fail now."""
+"""A worker's own back-off, a plain function: ``(attempts_made, error)`` → how long to wait; None: fail now. ``attempts_made``
+is 1 after the first run."""
 
 
 OnCrashLimit: TypeAlias = Literal["fail", "backoff", "dead_letter"]
@@ -285,8 +301,7 @@ class Deduplication(msgspec.Struct, frozen=True):
             ttl = to_seconds(self.ttl, "deduplication ttl", least=0.001)
             msgspec.structs.force_setattr(self, "ttl", ttl)
         for name in ("extend", "replace", "keep_last_if_active", "reschedule"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidOption(f"deduplication {name}={shown(getattr(self, name))}: must be True or False")
+            check_truth(getattr(self, name), f"deduplication {name}")
         if self.extend and self.ttl is None and not self.keep_last_if_active:
             raise InvalidOption("deduplication extend=True: means that each add begins ttl anew; give ttl too")
         if self.keep_last_if_active and self.ttl is not None:
@@ -339,7 +354,7 @@ class JobSpec(msgspec.Struct, frozen=True):
         delay: seconds, or a ``timedelta``, before it may run.
         at: the moment (an aware ``datetime``) from which it may run; instead of ``delay``.
         priority: 0 (none: runs before all with one) or 1 … 2097151, lower first.
-        lifo: put it at the front of the line.
+        lifo: put it at the front of the line; of no effect together with a priority.
         attempts: how often it may run in all; 0 and 1 both mean once.
         backoff: what to wait between attempts: a ``Backoff``, or seconds.
         remove_on_complete, remove_on_fail: which finished jobs to keep; left out, the worker decides.
@@ -401,8 +416,7 @@ class JobSpec(msgspec.Struct, frozen=True):
     def _check_options(self) -> None:
         check_whole(self.priority, "priority", least=0, most=MAX_PRIORITY)
         check_whole(self.attempts, "attempts", least=0, most=MAX_COUNT)
-        if not isinstance(self.lifo, bool):
-            raise InvalidOption(f"lifo={shown(self.lifo)}: must be True or False")
+        check_truth(self.lifo, "lifo")
         if self.job_id is not None:
             check_job_id(self.job_id)
         self._check_times()
@@ -456,8 +470,8 @@ class JobSpec(msgspec.Struct, frozen=True):
             )
         if isinstance(policy, Deduplication) and policy.keep_last_if_active and self.at is not None:
             raise InvalidOption(
-                f"at={shown(self.at)} with keep_last_if_active: a kept job begins to wait when the one that runs has ended, so "
-                "it cannot keep a moment; give delay"
+                f"at={shown(self.at)} with Deduplication.latest (keep_last_if_active): a kept job begins to wait when the one "
+                "that runs has ended, so it cannot keep a moment; give delay"
             )
 
 

@@ -125,7 +125,7 @@ class Queue:
             delay: seconds, or a ``timedelta``, before it may run.
             at: the moment (an aware ``datetime``) from which it may run; instead of ``delay``.
             priority: 0 (none: runs before all with one) or 1 … 2097151, lower first.
-            lifo: put it at the front of the line.
+            lifo: put it at the front of the line; of no effect together with a priority.
             attempts: how often it may run in all; 0 and 1 both mean once.
             backoff: what to wait between attempts: a ``Backoff``, or seconds.
             remove_on_complete: which completed jobs to keep: a ``Keep``; left out, the worker decides.
@@ -213,8 +213,7 @@ class Queue:
         Raises:
             ServerUnavailable: the server could not be asked.
         """
-        if not isinstance(job_id, str) or not job_id:
-            raise InvalidOption(f"job_id={job_id!r}: must be a text that is not empty")
+        _check_known_id(job_id)
         found = await read.job(self._home.line, job_id)
         return None if found is None else Job(found[0], self._home, found[1])
 
@@ -271,7 +270,7 @@ class Queue:
             ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
         """
         if most is not None:
-            check_whole(most, "concurrency", least=1, most=MAX_COUNT)
+            check_whole(most, "most", least=1, most=MAX_COUNT)
         await limits.set_concurrency(self._home.line, most)
 
     async def concurrency(self) -> int | None:
@@ -335,8 +334,12 @@ class Queue:
     async def rate_limit_ttl(self, max: int | None = None) -> float:
         """Seconds until workers may fetch again that a rate limit holds back; 0.0 if it holds back none.
 
+        What counts is the ``max`` that the workers go by: that of the queue, if ``set_rate_limit`` set one. Where only workers
+        have one, in a ``Limiter`` of their own, the server does not know it: without ``max`` the answer is 0.0 then, also while
+        their window is used up.
+
         Args:
-            max: for workers with a ``Limiter`` of their own, its ``max``; left out, for those without.
+            max: that of the workers' own ``Limiter``; left out, the answer is for workers without one.
 
         Raises:
             InvalidOption: it is no whole number of at least 1. ServerUnavailable: the server could not be asked.
@@ -378,9 +381,13 @@ class Queue:
             raise InvalidOption(f"event {shown(name)}: its name must be a text that is not empty")
         if name in _OWN_EVENTS:
             raise InvalidOption(f"event {shown(name)}: the queue itself writes events of this name; choose another")
-        if "event" in fields or len(fields) > _MOST_FIELDS:
+        if "event" in fields:
             raise InvalidOption(
-                f"event {shown(name)}: may have at most {_MOST_FIELDS} fields, none of which is called 'event'"
+                f"event={shown(fields['event'])}: a field cannot be called 'event', which holds the name; choose another"
+            )
+        if len(fields) > _MOST_FIELDS:
+            raise InvalidOption(
+                f"event {shown(name)}: has {len(fields)} fields, and at most {_MOST_FIELDS} are allowed"
             )
         for field, value in fields.items():
             if not isinstance(value, (str, int, float)):
@@ -482,6 +489,7 @@ class DeadLetterQueue(Queue):
         """Moves dead letters back to the queue in which they failed, each as a new job whose attempts begin anew.
 
         Each keeps the id that it had there if no job has it now (one that stands in ``failed`` does), else it gets a new one.
+        One with ``expire_in`` has that time anew, from now on.
         It goes to the end of the line, or of its priority's, at once, belongs to no parent, and holds no deduplication id.
 
         Args:
@@ -494,8 +502,8 @@ class DeadLetterQueue(Queue):
             StateError: it does not wait here, but was fetched by a worker, perhaps. JobNotFound: it is gone.
             ServerUnavailable: no further part was carried out. ConnectionLost: of one part that is not known.
         """
-        if job_id is not None and (not isinstance(job_id, str) or not job_id):
-            raise InvalidOption(f"job_id={job_id!r}: must be a text that is not empty")
+        if job_id is not None:
+            _check_known_id(job_id)
         return await control.requeue(self._home.line, self._origin, job_id)
 
 
@@ -509,6 +517,13 @@ async def _as_it_is(asked: Job[Any], code: int) -> Job[Any]:
     except EchoMQError:
         return asked
     return asked if found is None else found.as_found(code)
+
+
+def _check_known_id(job_id: str) -> None:
+    given: object = job_id
+    if not isinstance(given, str) or not given:
+        instead = f"; write '{given}'" if type(given) is int else ""
+        raise InvalidOption(f"job_id={shown(given)}: must be a text that is not empty{instead}")
 
 
 def _check_states(states: Iterable[JobState]) -> None:

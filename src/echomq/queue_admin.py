@@ -8,7 +8,7 @@ from echomq._store import control, heal
 from echomq._store.home import Home
 from echomq.errors import InvalidOption
 from echomq.models import Healed
-from echomq.options import Duration, check_whole, shown, to_seconds
+from echomq.options import Duration, check_truth, check_whole, shown, to_seconds
 
 Ended: TypeAlias = Literal["failed", "completed"]
 """States of jobs that can be run again."""
@@ -37,7 +37,8 @@ class QueueAdmin:
     async def retry_all(self, state: Ended = "failed") -> int:
         """Lets all jobs run again that have failed (or completed) until now, the oldest first. Gives how many.
 
-        Each goes to the end of the line, or of its priority's. Attempts are counted on, as with ``Job.retry``.
+        Each goes to the end of the line, or of its priority's. Attempts are counted on, as with ``Job.retry``, and
+        deduplication ids are not held again.
 
         Raises:
             InvalidOption: there is no such state, or its jobs have not ended.
@@ -48,7 +49,10 @@ class QueueAdmin:
         return await control.move_all(self._home.line, state)
 
     async def promote_all(self) -> int:
-        """Lets all delayed jobs run now, in the order of their times. Gives how many.
+        """Lets all delayed jobs run now, in the order of their times, but not the next runs of schedules. Gives how many.
+
+        (A schedule goes on from the run that waits: brought forward, it would be missing at its own time. ``run_now`` of a
+        ``JobScheduler`` runs one besides.)
 
         Raises:
             ServerUnavailable: no further part was carried out. ConnectionLost: of one part that is not known.
@@ -67,6 +71,7 @@ class QueueAdmin:
         Raises:
             ServerUnavailable: no further part was carried out. ConnectionLost: of one part that is not known.
         """
+        check_truth(delayed, "delayed")
         return await control.drain(self._home.line, delayed=delayed)
 
     async def clean(self, state: Cleanable, older_than: Duration, limit: int | None = None) -> list[str]:

@@ -34,6 +34,7 @@ from echomq.options import (
     Keep,
     Limiter,
     OnCrashLimit,
+    check_truth,
     check_whole,
     shown,
     to_seconds,
@@ -102,7 +103,8 @@ class Worker:
         shutdown_timeout: seconds that running jobs get to finish when the worker stops; then they are cancelled and given back.
         name: shown in jobs and dashboards; left out, host and process id.
         remove_on_complete, remove_on_fail: which finished jobs stay readable, where a job says nothing of its own.
-        backoff_strategies: functions for jobs that ask for a back-off by name.
+        backoff_strategies: functions for jobs that ask for a back-off by name (``Backoff.custom``): plain ones, of the attempts
+            made so far (1 after the first run) and the error; each gives seconds, a ``timedelta``, or None to fail the job now.
         fair_share: of the jobs that this worker fetches, the share that goes to those that have waited longest, whatever their
             priority: from 0 to 0.5 (docs/priorities.md).
         metrics_points: minutes of per-minute counts to keep (protocol 10); 0 for none.
@@ -164,8 +166,6 @@ class Worker:
             raise InvalidOption(
                 f"retry_policy={shown(retry_policy)}: must be a RetryPolicy, such as RetryPolicy.ALWAYS"
             )
-        if not isinstance(dead_letter, bool):
-            raise InvalidOption(f"dead_letter={shown(dead_letter)}: must be True or False")
         self.name: str = worker_name() if name is None else _checked_name(name)
         self._plan = Plan(
             name=self.name,
@@ -177,9 +177,9 @@ class Worker:
             limit=None if limiter is None else (limiter.max, to_seconds(limiter.duration, "limiter duration")),
             keep_completed=remove_on_complete,
             keep_failed=remove_on_fail,
-            backoff_strategies=backoff_strategies or {},
+            backoff_strategies=_checked_strategies(backoff_strategies),
             retry_policy=retry_policy,
-            dead_letter=dead_letter,
+            dead_letter=check_truth(dead_letter, "dead_letter"),
             on_crash_limit=_checked_crash_limit(on_crash_limit, crash_backoff),
             crash_backoff=_CRASH_BACKOFF if crash_backoff is None else crash_backoff,
             fair_share=_checked_share(fair_share),
@@ -233,7 +233,13 @@ class Worker:
         await self._wait_for(self._session if self.is_running and self._session else self._start())
 
     async def run_until_drained(self) -> None:
-        """Works until nothing waits in the queue and nothing runs here, then stops. Delayed jobs are not waited for."""
+        """Works until nothing waits in the queue and nothing runs here, then stops. Delayed jobs are not waited for.
+
+        What waits is waited for as long as it takes: if the queue is paused or its limit is used up, until that is over.
+
+        Raises:
+            UnsupportedServer, OutcomesNotStored: as ``run``.
+        """
         session = self._session if self.is_running and self._session else self._start(until_empty=True)
         session.stop_when_empty()
         await self._wait_for(session)
@@ -516,6 +522,26 @@ def _checked_crash_limit(policy: OnCrashLimit, backoff: Backoff | None) -> OnCra
             f"crash_backoff={shown(backoff)}: must be a fixed, linear or exponential Backoff of more than 0 seconds"
         )
     return policy
+
+
+def _checked_strategies(strategies: Mapping[str, BackoffStrategy] | None) -> Mapping[str, BackoffStrategy]:
+    given: object = {} if strategies is None else strategies
+    if not isinstance(given, Mapping):
+        raise InvalidOption(
+            f"backoff_strategies={shown(given)}: must be a mapping of names to functions, such as {{'by-hour': by_hour}}"
+        )
+    for name, function in given.items():
+        if not isinstance(name, str) or not name or name in BUILT_IN_BACKOFFS:
+            raise InvalidOption(
+                f"backoff_strategies name {shown(name)}: must be a text that is not empty and none of "
+                f"{', '.join(map(repr, BUILT_IN_BACKOFFS))}, which workers know already; choose another"
+            )
+        if not callable(function) or is_async(function):
+            raise InvalidOption(
+                f"backoff_strategies[{name!r}]={shown(function)}: must be a plain function of the attempts made so far and the "
+                "error, not async, that gives seconds, a timedelta, or None to fail the job now"
+            )
+    return dict(given)
 
 
 def _checked_share(share: float) -> float:

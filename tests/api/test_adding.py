@@ -297,6 +297,28 @@ async def test_a_bulk_add_stops_where_the_queue_is_full(url: str) -> None:
         assert await queue.counts("waiting") == {"waiting": 300}
 
 
+async def test_an_app_bounds_its_queues(url: str) -> None:
+    app = EchoMQ(url)
+
+    @app.task(queue="school")
+    def enroll(learner: int) -> None: ...
+
+    async with app:
+        await enroll.enqueue(1)
+        queue = app.queue("school", max_size=2)
+        assert app.queue("school") is queue is app.queue("school", max_size=2)
+        with pytest.raises(InvalidOption, match=r"max_size=3: queue 'school' of this app has max_size=2"):
+            app.queue("school", max_size=3)
+        with pytest.raises(InvalidOption, match=r"max_size=True: must be a whole number of at least 1"):
+            app.queue("school", max_size=True)
+        await enroll.enqueue(2)
+        with pytest.raises(QueueFull):
+            await enroll.enqueue(3)
+        await app.close()
+        with pytest.raises(QueueFull):  # what was said holds when the app is used again
+            await enroll.enqueue(3)
+
+
 async def test_exactly_so_many_whoever_adds(url: str) -> None:
     queues = [Queue("reports", connection=url, max_size=40) for _ in range(5)]
 

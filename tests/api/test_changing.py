@@ -12,10 +12,12 @@ import pytest
 import redis
 
 from echomq import (
+    Cron,
     InvalidOption,
     Job,
     JobFailed,
     JobNotFound,
+    JobScheduler,
     JobSpec,
     Limiter,
     Queue,
@@ -130,6 +132,31 @@ async def test_a_priority_that_is_none_changes_nothing(queue: Queue, priority: A
     assert (await now(job)).priority == 0
 
 
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda job, queue: job.change_priority(4, lifo="x"), "lifo='x': must be True or False"),
+        (lambda job, queue: job.retry(reset_attempts="x"), "reset_attempts='x': must be True or False"),
+        (lambda job, queue: job.remove(children=0), "children=0: must be True or False"),
+        (lambda job, queue: queue.admin.drain(delayed="no"), "delayed='no': must be True or False"),
+        (lambda job, queue: queue.set_concurrency(0), "most=0: must be a whole number"),
+        (lambda job, queue: queue.get_job(7), "job_id=7: must be a text that is not empty; write '7'"),
+        (lambda job, queue: queue.dead_letter.requeue(7), "job_id=7: must be a text that is not empty; write '7'"),
+        (lambda job, queue: queue.publish("mine", event=1), "event=1: a field cannot be called 'event'"),
+        (
+            lambda job, queue: queue.publish("mine", **{f"f{n}": n for n in range(101)}),
+            "has 101 fields, and at most 100",
+        ),
+    ],
+)
+async def test_an_argument_that_breaks_a_rule_is_named_with_its_value(queue: Queue, call: Any, says: str) -> None:
+    job = await queue.add("enroll")
+    with pytest.raises(InvalidOption) as caught:
+        await call(job, queue)
+    assert says in str(caught.value)
+    assert (await now(job)).state == "waiting"
+
+
 async def test_a_failed_job_runs_again(queue: Queue) -> None:
     job = await queue.add("enroll")
     await run(queue, fail=True)
@@ -200,6 +227,17 @@ async def test_all_delayed_jobs_run_now_in_the_order_of_their_times(queue: Queue
     assert await queue.admin.promote_all() == 3
     assert (await now(later)).delay == 0
     assert await run(queue) == [sooner.id, later.id, urgent.id]
+
+
+async def test_next_runs_of_schedules_stay_where_they_are(queue: Queue, url: str) -> None:
+    async with JobScheduler("enrollments", connection=url) as scheduler:
+        nights = [await scheduler.upsert(f"night-{n}", Cron("0 3 * * *"), JobSpec("tidy")) for n in range(300)]
+        delayed = [await queue.add("enroll", delay=delay) for delay in (60, 900_000)]
+        assert await queue.admin.promote_all() == 2
+        assert await run(queue) == [job.id for job in delayed]
+        assert await queue.counts("delayed") == {"delayed": 300}
+        assert [await scheduler.get(night.id) for night in nights] == nights
+        assert await queue.admin.promote_all() == 0
 
 
 async def test_draining_takes_what_waits_and_nothing_else(queue: Queue) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import msgspec
 import pytest
 
-from echomq import Backoff, DeadLetter, Keep, RateLimited, RetryLater, RetryPolicy, Unrecoverable
+from echomq import Backoff, DeadLetter, InvalidOption, Keep, RateLimited, RetryLater, RetryPolicy, Unrecoverable
 from echomq._store.codec import RunOptions, dead_letter_in, dead_letter_opts, to_moment
 from echomq._store.finish import Completed, Delayed, Failed, GivenBack, Retry
 from echomq._store.finish import RateLimited as RateLimitedOutcome
@@ -67,7 +68,17 @@ def test_what_a_handler_raises_to_say_so() -> None:
     final = ENDS.raised(held(), TWICE, Unrecoverable("no use"))
     assert isinstance(final, Failed)
     assert final.reason == "no use"
-    assert isinstance(ENDS.raised(held(), ONCE, RetryLater(-1)), Failed)
+    wrong = RetryLater(1)
+    wrong.after = -1
+    assert isinstance(ENDS.raised(held(), ONCE, wrong), Failed)
+
+
+@pytest.mark.parametrize("after", ["x", -1, None, True, float("nan"), float("inf"), timedelta(days=-1), 1e10])
+@pytest.mark.parametrize("kind", [RetryLater, RateLimited])
+def test_a_wait_that_is_none_is_refused_where_it_is_raised(kind: Any, after: Any) -> None:
+    with pytest.raises(InvalidOption, match=rf"{kind.__name__}\(after=.*\): must be from 0 to 315360000 seconds"):
+        kind(after)
+    assert kind(timedelta(seconds=2)).after == timedelta(seconds=2)
 
 
 def test_the_kind_of_an_error_decides_whether_there_is_a_next_attempt() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from echomq import InvalidOption, Worker
 from echomq._store.codec import RunOptions
 from echomq._worker.retry import Retries
 from echomq.options import MAX_DELAY
@@ -105,6 +106,30 @@ def test_a_strategy_that_is_wrong_costs_no_attempt_and_no_storm(
         assert retries.delay(stored(), options(backoff_type="mine"), 1, ERROR) == 1.0
         assert retries.delay(stored(), options(backoff_type="mine", backoff_delay=7.0), 1, ERROR) == 7.0
     assert "back-off 'mine' failed; job 1 (work) of queue q waits 1 s" in caplog.text
+
+
+async def by_hour(made: int, error: BaseException) -> float:
+    return 60.0
+
+
+@pytest.mark.parametrize(
+    ("strategies", "says"),
+    [
+        ([1], "backoff_strategies=[1]: must be a mapping of names to functions"),
+        ({"a": 1}, "backoff_strategies['a']=1: must be a plain function"),
+        ({"by-hour": by_hour}, "must be a plain function of the attempts made so far and the error, not async"),
+        (
+            {"fixed": lambda made, error: 1},
+            "backoff_strategies name 'fixed': must be a text that is not empty and none of",
+        ),
+        ({"": lambda made, error: 1}, "backoff_strategies name '': must be a text"),
+        ({7: lambda made, error: 1}, "backoff_strategies name 7: must be a text"),
+    ],
+)
+def test_strategies_that_are_none_are_refused_where_the_worker_is_made(strategies: Any, says: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        Worker("q", print, connection="redis://localhost", backoff_strategies=strategies)
+    assert says in str(caught.value)
 
 
 @pytest.mark.parametrize(("delay", "waits"), [(4.0, 4.0), (0.0, 1.0)])

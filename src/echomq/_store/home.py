@@ -46,6 +46,13 @@ class Home:
             self._line = found
             return found
 
+    def bound(self, max_size: int) -> None:
+        """Lets that many jobs wait, from the next add on."""
+        with self._guard:
+            self.max_size = max_size
+            for line in self._lines.values():
+                line.bound(max_size)
+
     async def close(self) -> None:
         """Waits for the calls under way and lets the connection go. Closing again does nothing."""
         with self._guard:

@@ -79,11 +79,17 @@ class Line:
         self.loop: asyncio.AbstractEventLoop = hub.loop
         self.hub = hub
         self.keys = keys
-        self._max_size = "" if max_size is None else str(max_size)
+        self._max_size = ""
+        if max_size is not None:
+            self.bound(max_size)
         self._lane: Lane | None = None
         self._waiting: deque[_Add | _Call] = deque()
         self._walk: asyncio.Task[None] | None = None
         self._closed = False
+
+    def bound(self, max_size: int) -> None:
+        """Lets that many jobs wait in the queue, from the next add on."""
+        self._max_size = str(max_size)
 
     def add(self, jobs: Sequence[NewJob]) -> asyncio.Future[list[Added]]:
         """Adds at most ``MOST_JOBS`` jobs, all or none, in order."""

@@ -53,8 +53,8 @@ class Sweeper:
         swept = await sweep(self._lane, self._interval, self._max_stalled, confirm, Patience(0), self._crash_backoff)
         for job_id in swept.recovered:
             logger.warning(
-                "job %s of queue %s had lost its worker; it is back in the queue, and runs again (or %s, if it has stalled "
-                "more than %d times)",
+                "job %s of queue %s had lost its worker; it is back in the queue, and runs again (or %s, if that has "
+                "happened more often than max_stalled_count=%d allows)",
                 job_id,
                 self._queue,
                 self._beyond,
