@@ -41,6 +41,42 @@ def world(shared_server: Callable[[Any], Server]) -> Iterator[World]:
     server.flush()
 
 
+# Each in one call, because they are done thousands of times.
+SNAPSHOT = """
+local found = {}
+for _, key in ipairs(redis.call("KEYS", "*")) do
+  found[#found + 1] = key
+  found[#found + 1] = redis.call("DUMP", key)
+  found[#found + 1] = redis.call("PTTL", key) ~= -1 and 1 or 0
+end
+return found
+"""
+RESTORE = """
+redis.call("FLUSHALL")
+for at = 1, #ARGV, 3 do
+  redis.call("RESTORE", ARGV[at], ARGV[at + 2] == "1" and "100000" or "0", ARGV[at + 1])
+end
+"""
+PLACES = """
+local jobs = {}
+for _, key in ipairs(redis.call("KEYS", "*")) do
+  if string.sub(key, 1, #ARGV[1]) == ARGV[1] and redis.pcall("HEXISTS", key, "timestamp") == 1 then
+    jobs[#jobs + 1] = key
+  end
+end
+local found = { jobs }
+for _, name in ipairs({ "wait", "paused", "active" }) do
+  local ids = redis.pcall("LRANGE", ARGV[1] .. name, "0", "-1")
+  found[#found + 1] = ids.err and {} or ids
+end
+for _, name in ipairs({ "prioritized", "delayed", "waiting-children", "completed", "failed" }) do
+  local ids = redis.pcall("ZRANGE", ARGV[1] .. name, "0", "-1")
+  found[#found + 1] = ids.err and {} or ids
+end
+return found
+"""
+
+
 class World:
     """The queue ``q`` with a parent in the queue ``P``, as it was at first, and what is done to it."""
 
@@ -156,43 +192,20 @@ class World:
 
     def snapshot(self) -> Snapshot:
         """Every key as the server keeps it, and whether it has an expiry."""
-        keys = sorted(text(self.client.execute_command("KEYS", "*")))
-        with self.client.pipeline(transaction=False) as pipe:
-            for key in keys:
-                pipe.execute_command("DUMP", key)
-                pipe.execute_command("PTTL", key)
-            replies = pipe.execute()
-        return {key: (replies[2 * at], replies[2 * at + 1] != -1) for at, key in enumerate(keys)}
+        flat = self.client.execute_command("EVAL", SNAPSHOT, 0)
+        return {text(key): (content, expires == 1) for key, content, expires in zip(*[iter(flat)] * 3, strict=True)}
 
     def restore(self) -> None:
-        with self.client.pipeline(transaction=True) as pipe:
-            pipe.execute_command("FLUSHALL")
-            for key, (content, expires) in self.first.items():
-                pipe.execute_command("RESTORE", key, 100_000 if expires else 0, content)
-            pipe.execute()
+        flat = [one for key, (content, expires) in self.first.items() for one in (key, content, int(expires))]
+        self.client.execute_command("EVAL", RESTORE, 0, *flat)
         self.queue.lane, self.queue.number = "step", 0
 
     def places(self) -> dict[str, int]:
         """In how many states of the queue each id stands that has a hash, or stands somewhere."""
-        keys: list[str] = text(self.client.execute_command("KEYS", "emq:{q}:*"))
-        lists, sets = (
-            ("wait", "paused", "active"),
-            ("prioritized", "delayed", "waiting-children", "completed", "failed"),
-        )
-        with self.client.pipeline(transaction=False) as pipe:
-            for name in lists:
-                pipe.execute_command("LRANGE", self.queue.base + name, 0, -1)
-            for name in sets:
-                pipe.execute_command("ZRANGE", self.queue.base + name, 0, -1)
-            for key in keys:
-                pipe.execute_command("HEXISTS", key, "timestamp")
-            replies = pipe.execute(raise_on_error=False)
-        found: dict[str, int] = {}
-        for key, is_job in zip(keys, replies[len(lists) + len(sets) :], strict=True):
-            if is_job == 1:
-                found[key.removeprefix(self.queue.base)] = 0
-        for ids in replies[: len(lists) + len(sets)]:
-            for job_id in text(ids) if isinstance(ids, list) else []:
+        jobs, *members = text(self.client.execute_command("EVAL", PLACES, 0, self.queue.base))
+        found: dict[str, int] = {key.removeprefix(self.queue.base): 0 for key in jobs}
+        for ids in members:
+            for job_id in ids:
                 found[job_id] = found.get(job_id, 0) + 1
         return found
 
@@ -389,7 +402,7 @@ def begin(world: World, *, paused: bool = False) -> None:
 def test_every_key_of_every_other_type(world: World, name: str, paused: bool) -> None:
     world.restore()
     ends: dict[str, int] = {}
-    kinds = ["string", "zset"] if paused else list(MAKE)
+    kinds = ["string"] if paused else list(MAKE)
     for key in [*world.first, *ABSENT]:
         begin(world, paused=paused)
         proper = ABSENT.get(key) or text(world.client.execute_command("TYPE", key))
