@@ -86,7 +86,9 @@ async def test_many_at_once_from_either_side(pair: Pair) -> None:
         await wait_until(lambda: _has(pair, completed=10))
         await node.call("retryJobs", {"state": "completed"})
         await wait_until(lambda: _has(pair, completed=10))
-    assert sorted(await ours.admin.clean("completed", 0, limit=4)) == sorted(ids[:4])
+    cleaned = await ours.admin.clean("completed", 0, limit=4)  # of those that ended in one millisecond, any
+    assert len(cleaned) == 4
+    assert set(cleaned) < set(ids)
     assert len(await node.call("clean", 0, 100, "completed")) == 6
     for n in range(3):
         await node.add("echo", {"n": n}, delay=60_000)
