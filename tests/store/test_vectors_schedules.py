@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from echomq import Backoff, Cron, Every, InvalidOption, JobSpec, StateError
+from echomq import Backoff, BrokenKey, Cron, Every, InvalidOption, JobSpec, StateError
 from tests.store.node_peer import NodePeer, Version
 from tests.store.schedules import Schedules, at, ms
 from tests.store.scripts import Dump, Queue, T, completed
@@ -739,3 +740,74 @@ def test_repeatable_jobs_of_version_5_are_no_schedules(queue: Queue, schedules: 
     queue.command("ZADD", "~repeat", T, "name:::UTC:* * * * *")
     queue.command("HSET", "~repeat:name:::UTC:* * * * *", "name", "name", "pattern", "* * * * *")
     assert schedules.all() == []
+
+
+# -- what a hand has written
+
+
+GARBAGE = ["nan", "inf", "-inf", "0", "-1", "0.5", "1e308", "9007199254740993", "abc", ""]
+
+
+@pytest.mark.parametrize("every", GARBAGE)
+def test_a_paused_schedule_with_an_interval_that_is_none_stays_as_it_is(
+    queue: Queue, schedules: Schedules, every: str
+) -> None:
+    schedules.upsert("sch", Every(60))
+    queue.command("HSET", "~repeat:sch", "every", every)
+    schedules.pause("sch")
+    before = queue.dump()
+    with pytest.raises(redis.ResponseError, match="BROKEN .*paused-schedulers has a record of sch with every '"):
+        schedules.resume("sch")
+    assert queue.dump() == before
+    assert [info.paused for info in schedules.all()] == [True]
+    # An upsert gives it an interval again, and it goes on.
+    schedules.upsert("sch", Every(60))
+    found = schedules.resume("sch")
+    assert found is not None
+    assert (found.every, found.paused, ms(found.next_run)) == (60.0, False, T)
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("offset", "nan"), ("offset", "abc"), ("startDate", "inf"), ("startDate", "9e14"), ("endDate", "nan"), ("limit", "inf"),
+        ("spread", "nan"), ("spread", "inf"), ("opts", "[]"), ("opts", "rubbish"),
+    ],
+)  # fmt: skip
+def test_a_paused_schedule_with_a_field_that_nobody_can_read_stays_as_it_is(
+    queue: Queue, schedules: Schedules, field: str, text: str
+) -> None:
+    schedules.upsert("sch", Every(60))
+    schedules.pause("sch")
+    paused = queue.keys.resolve("paused_schedulers")
+    record = json.loads(queue.command("HGET", paused, "sch"))
+    record["fields"][field] = text
+    record.pop("slot")
+    queue.command("HSET", paused, "sch", json.dumps(record))
+    before = queue.dump()
+    with pytest.raises((redis.ResponseError, BrokenKey), match=field):
+        schedules.resume("sch")
+    assert queue.dump() == before
+    assert [info.paused for info in schedules.all()] == [True]
+
+
+@pytest.mark.parametrize("score", ["inf", "-inf", "1e300", "-1e16", "-1", "9007199254740991"])
+def test_a_schedule_whose_time_is_none_is_refused_until_it_is_removed(
+    queue: Queue, schedules: Schedules, score: str
+) -> None:
+    schedules.upsert("other", Every(60, offset=1))
+    schedules.upsert("sch", Every(60, offset=1))
+    queue.command("ZADD", "~repeat", score, "sch")
+    before = queue.dump()
+    calls: list[Callable[[], Any]] = [
+        lambda: schedules.upsert("sch", Every(60, offset=1)),
+        lambda: schedules.pause("sch"),
+        lambda: schedules.resume("sch"),
+        lambda: schedules.get("sch"),
+    ]
+    for call in calls:
+        with pytest.raises(redis.ResponseError, match=r"BROKEN .*:repeat has a score of sch that is no moment: .*"):
+            call()
+    assert queue.dump() == before
+    assert schedules.remove("sch") is True
+    assert [info.id for info in schedules.all()] == ["other"]

@@ -267,7 +267,7 @@ async def run_now(line: Line, scheduler_id: str) -> tuple[NewJob, Added] | None:
     fields = _pairs(flat) if flat else _fields_of(record, scheduler_id) if record else None
     if fields is None or "ic" not in fields:
         return None
-    options = decode_opts(fields.get("opts", b"{}"))
+    options = _template_of(fields, scheduler_id)
     opts = {"attempts": 0, **{key: value for key, value in options.raw.items() if key not in _NOT_OF_A_TEMPLATE}}
     name, data = fields.get("name", id_out(scheduler_id)), fields.get("data", b"{}")
     priority = str(public_options(options).priority)
@@ -318,7 +318,7 @@ async def _made(
     record: bytes = b"",
 ) -> ScheduleInfo:
     pattern, zone, back = repeat.get("pattern"), repeat.get("tz"), _back(repeat)
-    priority = public_options(decode_opts(fields.get("opts", b"{}"))).priority
+    priority = public_options(_template_of(fields, scheduler_id)).priority
     earliest = (_number(repeat.get("startDate")) or 0) - 1  # a start that is itself a slot is the first
     after, next_ms = float(now), ""
     flat = [part for pair in fields.items() for part in pair]
@@ -407,6 +407,17 @@ def _fields_of(record: bytes, scheduler_id: str) -> dict[str, bytes]:
         ) from None
 
 
+def _template_of(fields: dict[str, bytes], scheduler_id: str) -> RunOptions:
+    """The options of a schedule's jobs, to make one."""
+    try:
+        return decode_opts(fields.get("opts", b"{}"))
+    except ValueError as error:
+        raise BrokenKey(
+            f"the opts of the schedule {scheduler_id!r} cannot be read: {error}; remove it and upsert it anew",
+            code="BROKEN",
+        ) from None
+
+
 def _described(scheduler_id: str, fields: dict[str, bytes], slot: bytes, *, paused: bool) -> ScheduleInfo:
     numbers = {name: _number_of(fields.get(name)) for name in _NUMBERS}
     texts = {name: _decoded(fields.get(name)) for name in ("name", "pattern", "tz", "missed")}
@@ -436,7 +447,7 @@ def _described(scheduler_id: str, fields: dict[str, bytes], slot: bytes, *, paus
 
 
 _NUMBERS: Final = ("ic", "every", "offset", "limit", "startDate", "endDate", "grace", "spread")
-_LATEST: Final = 4_000_000_000_000  # a moment, in milliseconds, that Python can still write
+_LATEST: Final = 253_402_300_799_000  # a moment, in milliseconds, that Python can still write
 
 
 def _number_of(text: bytes | None) -> int | None:

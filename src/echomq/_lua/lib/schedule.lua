@@ -5,6 +5,7 @@ local M = {}
 
 local TRIES = 32      -- slots that are looked at before the caller is asked to come again
 local QUEUED = { delayed = true, prioritized = true, waiting = true }
+M.LATEST = 253402300799000   -- the last moment, in milliseconds, that every client can write
 M.QUEUED = QUEUED
 
 function M.iteration_id(id, slot)
@@ -31,6 +32,19 @@ function M.number(text)
     return math.floor(number)
   end
   return nil
+end
+
+--- The slot of a schedule that goes on, or nil.
+function M.slot(schedulers, id)
+  local score = check.read("sorted set", "ZSCORE", schedulers, id)
+  if not score then
+    return nil
+  end
+  local slot = M.number(score)
+  if not slot or slot < 0 or slot > M.LATEST then
+    error("BROKEN " .. schedulers .. " has a score of " .. id .. " that is no moment: " .. score .. "; remove the schedule", 0)
+  end
+  return slot
 end
 
 --- Where a job stands, and whether a worker has ever started it: state, or nil if it has no hash; true or false.

@@ -8,14 +8,14 @@
 local reply = {}
 for index = rest, #ARGV do
   local id = ARGV[index]
-  local slot = check.read("sorted set", "ZSCORE", schedulers, id)
+  local slot = schedule.slot(schedulers, id)
   local waits = ""
   if slot then
-    local starts = check.fields(base .. schedule.iteration_id(id, tonumber(slot)), "name", "ats")
+    local starts = check.fields(base .. schedule.iteration_id(id, slot), "name", "ats")
     waits = starts[1] and (tonumber(starts[2] or "0") or 1) == 0 and "1" or ""
   end
   reply[#reply + 1] = {
-    slot and place.whole(tonumber(slot)) or "",
+    slot and place.whole(slot) or "",
     slot and check.read("hash", "HGETALL", base .. "repeat:" .. id) or {},
     waits,
     check.read("hash", "HGET", paused_schedulers, id) or "",

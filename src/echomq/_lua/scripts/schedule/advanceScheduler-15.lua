@@ -40,7 +40,7 @@ local q = {
   marker = marker,
 }
 local settings = queue_meta.read(meta)
-local current = check.read("sorted set", "ZSCORE", schedulers, scheduler_id)
+local current = schedule.slot(schedulers, scheduler_id)
 local scheduler = base .. "repeat:" .. scheduler_id
 local known = check.fields(scheduler, "name", "data", "every", "ic")
 schedule.check(q, settings)
@@ -49,9 +49,9 @@ if known[4] and not check.is_count(known[4]) then
 end
 local options = schedule.options_of(opts)
 -- A hash without `ic` is a repeatable job of BullMQ 5 (protocol 13.2), which nobody goes on with.
-local goes_on = current and known[4] and job_id == schedule.iteration_id(scheduler_id, tonumber(current))
+local goes_on = current and known[4] and job_id == schedule.iteration_id(scheduler_id, current)
 local step = next_ms == "" and schedule.number(known[3] or every) or nil
-if goes_on and next_ms == "" and not (step and step >= 1) then
+if goes_on and next_ms == "" and not (step and step >= 1 and step <= schedule.LATEST) then
   error("BROKEN " .. scheduler .. " has neither a pattern nor an interval", 0)
 end
 local now, now_text = clock.read(clock_given)
@@ -67,7 +67,7 @@ if not goes_on then
 end
 
 local slot = tonumber(next_ms) or tonumber(from_ms)
-  or schedule.after(tonumber(current), step, now - (tonumber(back) or 0))
+  or schedule.after(current, step, now - (tonumber(back) or 0))
 local free, last, queued, _, taken = schedule.find(q, scheduler_id, slot, step)
 if queued then
   taken[#taken + 1] = schedule.iteration_id(scheduler_id, free)
@@ -79,7 +79,7 @@ end
 if not free then
   return answer(2, taken[#taken], last)
 end
-if latest ~= "" and free > tonumber(latest) then
+if free > math.min(tonumber(latest) or schedule.LATEST, schedule.LATEST) then
   return answer(0)
 end
 

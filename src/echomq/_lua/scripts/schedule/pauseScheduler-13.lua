@@ -31,7 +31,7 @@ for _, set in ipairs({ prioritized, delayed, completed, failed, waiting_children
 end
 check.stream(events)
 local scheduler = base .. "repeat:" .. scheduler_id
-local slot = check.read("sorted set", "ZSCORE", schedulers, scheduler_id)
+local slot = schedule.slot(schedulers, scheduler_id)
 local flat = check.read("hash", "HGETALL", scheduler)
 local shelved = check.read("hash", "HEXISTS", paused_schedulers, scheduler_id) == 1
 local fields = {}
@@ -41,7 +41,7 @@ end
 local goes_on = slot and fields.ic and true or false
 local job_id, at, started, deid
 if goes_on then
-  job_id = schedule.iteration_id(scheduler_id, tonumber(slot))
+  job_id = schedule.iteration_id(scheduler_id, slot)
   at, started = schedule.look(q, job_id)
   deid = at and schedule.look_unique(q, job_id) or nil
 end
@@ -58,7 +58,7 @@ if goes_on then
     redis.pcall("XADD", events, "*", "event", "removed", "jobId", job_id, "prev", at == "waiting" and "wait" or at)
   end
   redis.call("HSET", paused_schedulers, scheduler_id,
-    cjson.encode({ fields = fields, slot = place.whole(tonumber(slot)), begun = not taken_out }))
+    cjson.encode({ fields = fields, slot = place.whole(slot), begun = not taken_out }))
   redis.call("ZREM", schedulers, scheduler_id)
   redis.call("DEL", scheduler)
 end

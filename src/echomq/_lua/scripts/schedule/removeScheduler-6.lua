@@ -14,9 +14,9 @@ local settings = queue_meta.read(meta)
 check.zset(delayed)
 check.stream(events)
 local slot = check.read("sorted set", "ZSCORE", schedulers, scheduler_id)
+local scheduler = base .. "repeat:" .. scheduler_id
 local job_id = slot and schedule.iteration_id(scheduler_id, tonumber(slot))
 if slot then
-  check.hash(base .. "repeat:" .. scheduler_id)
   check.hash(base .. job_id)
 end
 check.hash(paused_schedulers)
@@ -30,7 +30,9 @@ if slot then
     redis.pcall("XADD", events, "*", "event", "removed", "jobId", job_id, "prev", "delayed")
   end
   redis.call("ZREM", schedulers, scheduler_id)
-  redis.call("DEL", base .. "repeat:" .. scheduler_id)
+  if type(redis.pcall("HLEN", scheduler)) == "number" then   -- else it is somebody's, and the schedule is broken: it goes, that stays
+    redis.call("DEL", scheduler)
+  end
   found = 1
 end
 return calls_kept.keep(calls, lane, number, now, now_text, { now_text, found })

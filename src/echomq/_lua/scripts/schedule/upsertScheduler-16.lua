@@ -51,7 +51,7 @@ local settings = queue_meta.read(meta)
 schedule.check(q, settings)
 local scheduler = base .. "repeat:" .. scheduler_id
 local known = check.fields(scheduler, "every", "pattern", "tz", "offset", "ic", "startDate")
-local previous = tonumber(check.read("sorted set", "ZSCORE", schedulers, scheduler_id) or "")
+local previous = schedule.slot(schedulers, scheduler_id)
 local shelved = check.read("hash", "HGET", paused_schedulers, scheduler_id)
 local now, now_text = clock.read(clock_given)
 
@@ -80,7 +80,11 @@ if goes_on then
   end
 elseif shelved then
   local readable, found = pcall(cjson.decode, shelved)
-  if not readable or type(found) ~= "table" or type(found.fields) ~= "table" then
+  local sound = readable and type(found) == "table" and type(found.fields) == "table"
+  for _, text in pairs(sound and found.fields or {}) do
+    sound = sound and type(text) == "string"
+  end
+  if not sound then
     error("BROKEN " .. paused_schedulers .. " has a record of " .. scheduler_id .. " that is none of ours", 0)
   end
   before, begun = found.fields, found.begun
@@ -93,8 +97,22 @@ if record ~= "" and (goes_on or shelved ~= record) then
   return answer(5)
 end
 
+-- What a hand wrote into a schedule comes back with its resumption.
+local function unreadable(name)
+  error("BROKEN " .. (record ~= "" and paused_schedulers .. " has a record of " .. scheduler_id or scheduler) .. " with "
+    .. name .. " '" .. (fields[name] or "") .. "', which cannot be read; remove the schedule and upsert it anew", 0)
+end
+for _, name in ipairs({ "every", "offset", "startDate", "endDate", "limit", "spread" }) do
+  local text = fields[name]
+  if text and not schedule.number(text) and (tonumber(text) or name == "every" or name == "offset") then
+    unreadable(name)
+  end
+end
 local start, latest, limit = tonumber(fields.startDate), tonumber(fields.endDate), tonumber(fields.limit)
-local step = fields.every and tonumber(fields.every)
+local step = fields.every and schedule.number(fields.every)
+if not fields.pattern and not step or step and (step < 1 or step > schedule.LATEST) then
+  unreadable("every")
+end
 -- A start that is still to come, and is another than before, begins anew too.
 local awaited = before and tonumber(before.startDate or "")
 local restarted = before and previous and record == "" and before.startDate ~= fields.startDate
@@ -150,6 +168,9 @@ end
 
 local free, last, queued, queued_started, taken = schedule.find(q, scheduler_id, slot, step)
 local ended = (limit and count > limit) or (latest and (free or last) > latest) or false
+if not ended and (free or last) > schedule.LATEST then
+  unreadable(fields.startDate and "startDate" or "every")
+end
 if not ended and not free then
   return answer(2, last)
 end
@@ -174,6 +195,7 @@ local offset = fields.offset
 if not offset then
   offset = fields.pattern and "0" or place.whole((ended and (previous or 0) or free) % step)
 end
+local options = schedule.options(scheduler_id, fields.opts or "{}", repeating, count)
 
 redis.call("INCR", id)   -- first, so that a full memory refuses the rest
 queue_meta.write_default(meta, settings)
@@ -194,8 +216,8 @@ end
 redis.call("ZADD", schedulers, place.whole(free), scheduler_id)
 if not adopted then
   schedule.make(q, settings, {
-    id = scheduler_id, slot = free, name = fields.name, data = fields.data or "{}",
-    options = schedule.options(scheduler_id, fields.opts or "{}", repeating, count), priority = priority,
+    id = scheduler_id, slot = free, name = fields.name or scheduler_id, data = fields.data or "{}",
+    options = options, priority = priority,
     spread = not due and tonumber(fields.spread) or nil, pattern = fields.pattern and true or false, in_line = in_line,
   }, now, now_text)
 end
