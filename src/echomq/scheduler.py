@@ -152,12 +152,16 @@ class JobScheduler:
         """A schedule as it is now, paused or not; None if there is none of this id.
 
         Raises:
+            BrokenKey: it cannot be read; says what is wrong.
             ServerUnavailable: the server could not be asked.
         """
         return await schedule.get(self._home.line, _check_text(schedule_id))
 
     async def list(self) -> list[ScheduleInfo]:
         """All schedules of the queue, those that run next first; paused and ended ones last.
+
+        One that cannot be read, as a hand has written into it, is left out with a logged warning; ``get`` says what is wrong
+        with it, and ``remove`` removes it.
 
         Raises:
             ServerUnavailable: the server could not be asked.
@@ -196,6 +200,7 @@ class JobScheduler:
 
         Raises:
             StateError: there is no schedule of this id.
+            BrokenKey: its definition cannot be read; says what is wrong. Nothing was changed.
             ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
         """
         found = await schedule.resume(self._home.line, _check_text(schedule_id))
@@ -210,6 +215,7 @@ class JobScheduler:
 
         Raises:
             StateError: there is no schedule of this id.
+            BrokenKey: its definition cannot be read; says what is wrong. Nothing was changed.
             ServerUnavailable: the job was not added. ConnectionLost: it may have been added, or not.
         """
         made = await schedule.run_now(self._home.line, _check_text(schedule_id))

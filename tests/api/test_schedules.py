@@ -12,6 +12,7 @@ import pytest
 
 from echomq import (
     Backoff,
+    BrokenKey,
     Connection,
     Cron,
     EchoMQ,
@@ -139,6 +140,52 @@ async def test_removed(scheduler: JobScheduler, queue: Queue) -> None:
     assert await scheduler.get("daily") is None
     assert await scheduler.list() == []
     assert await queue.counts("delayed") == {"delayed": 0}
+
+
+@pytest.mark.parametrize(
+    ("paused", "command"),
+    [
+        (True, ["HSET", "emqx:{reports}:paused-schedulers", "daily", "rubbish"]),
+        (True, ["HSET", "emqx:{reports}:paused-schedulers", "daily", '{"fields":{"ic":5}}']),
+        (False, ["SET", BASE + "repeat:daily", "x"]),
+        (False, ["ZADD", BASE + "repeat", "inf", "daily"]),
+    ],
+    ids=["record", "field", "hash", "time"],
+)
+async def test_a_broken_schedule_hides_no_other_and_can_be_removed(
+    scheduler: JobScheduler, server: Server, caplog: pytest.LogCaptureFixture, paused: bool, command: list[str]
+) -> None:
+    await scheduler.upsert("hourly", Cron("@hourly"), REPORT)
+    await scheduler.upsert("daily", YEARLY, REPORT)
+    if paused:
+        await scheduler.pause("daily")
+    if command[0] == "SET":
+        server.cli("DEL", command[1])
+    server.cli(*command)
+    assert [info.id for info in await scheduler.list()] == ["hourly"]
+    assert [record.levelname for record in caplog.records if "'daily' is not listed" in record.message] == ["WARNING"]
+    for call in (scheduler.get, scheduler.run_now, scheduler.resume):
+        with pytest.raises(BrokenKey):
+            await call("daily")
+    assert await scheduler.remove("daily")
+    assert not await scheduler.remove("daily")
+    caplog.clear()
+    assert [info.id for info in await scheduler.list()] == ["hourly"]
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("opts", ["[]", "rubbish"])
+async def test_a_template_that_cannot_be_read_makes_no_job(
+    scheduler: JobScheduler, queue: Queue, server: Server, opts: str
+) -> None:
+    await scheduler.upsert("daily", YEARLY, REPORT)
+    server.cli("HSET", BASE + "repeat:daily", "opts", opts)
+    with pytest.raises(BrokenKey, match="the opts of the schedule 'daily' cannot be read"):
+        await scheduler.run_now("daily")
+    await scheduler.pause("daily")
+    with pytest.raises(BrokenKey, match="the opts of the schedule 'daily' cannot be read"):
+        await scheduler.resume("daily")
+    assert [(info.id, info.paused) for info in await scheduler.list()] == [("daily", True)]
 
 
 async def test_from_a_queue_whose_connection_it_uses(queue: Queue) -> None:

@@ -756,7 +756,7 @@ def test_a_paused_schedule_with_an_interval_that_is_none_stays_as_it_is(
     queue.command("HSET", "~repeat:sch", "every", every)
     schedules.pause("sch")
     before = queue.dump()
-    with pytest.raises(redis.ResponseError, match="BROKEN .*paused-schedulers has a record of sch with every '"):
+    with pytest.raises(redis.ResponseError, match=r"BROKEN .*paused-schedulers has a record of sch with every '"):
         schedules.resume("sch")
     assert queue.dump() == before
     assert [info.paused for info in schedules.all()] == [True]

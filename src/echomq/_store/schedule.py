@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 from collections.abc import Sequence
 from datetime import datetime
@@ -38,6 +39,8 @@ from echomq.options import Cron, Duration, Every, JobSpec, MissedRuns
 _ADVANCE, _UPSERT, _GET = "advanceScheduler-15", "upsertScheduler-16", "getSchedulers-2"
 _PAUSE, _REMOVE = "pauseScheduler-13", "removeScheduler-6"
 _GOES_ON, _AGAIN, _PAUSED, _NONE_AT_ALL, _CHANGED = 1, 2, 3, 4, 5
+
+_log = logging.getLogger("echomq")
 
 _FROM_SCRIPT: Final = ("jobId", "delay", "timestamp", "prevMillis")
 _NOT_OF_A_TEMPLATE: Final = (*_FROM_SCRIPT, "repeat", "repeatJobKey", "de", "parent")
@@ -298,9 +301,20 @@ async def every_one(line: Line) -> list[ScheduleInfo]:
     infos: list[ScheduleInfo] = []
     for start in range(0, len(names), _CHUNK):
         some = names[start : start + _CHUNK]
-        found = [_info(name, one) for name, one in zip(some, await _read(line, some), strict=True)]
-        infos.extend(one for one in found if one is not None)
+        infos.extend(await _readable(line, some))
     return sorted(infos, key=lambda one: (one.next_run is None, one.next_run or to_moment(0), one.id))
+
+
+async def _readable(line: Line, ids: Sequence[str]) -> list[ScheduleInfo]:
+    """Those schedules; one that cannot be read is left out, and said, so that it hides no other."""
+    try:
+        found = [_info(one, its) for one, its in zip(ids, await _read(line, ids), strict=True)]
+    except BrokenKey as error:
+        if len(ids) > 1:
+            return [info for one in ids for info in await _readable(line, [one])]
+        _log.warning("schedule %r is not listed: %s; mend it, or remove it", ids[0], error)
+        return []
+    return [one for one in found if one is not None]
 
 
 class _ReadAgain(Exception):
@@ -413,8 +427,7 @@ def _template_of(fields: dict[str, bytes], scheduler_id: str) -> RunOptions:
         return decode_opts(fields.get("opts", b"{}"))
     except ValueError as error:
         raise BrokenKey(
-            f"the opts of the schedule {scheduler_id!r} cannot be read: {error}; remove it and upsert it anew",
-            code="BROKEN",
+            f"the opts of the schedule {scheduler_id!r} cannot be read: {error}; upsert it anew", code="BROKEN"
         ) from None
 
 

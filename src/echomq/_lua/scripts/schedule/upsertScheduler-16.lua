@@ -100,7 +100,7 @@ end
 -- What a hand wrote into a schedule comes back with its resumption.
 local function unreadable(name)
   error("BROKEN " .. (record ~= "" and paused_schedulers .. " has a record of " .. scheduler_id or scheduler) .. " with "
-    .. name .. " '" .. (fields[name] or "") .. "', which cannot be read; remove the schedule and upsert it anew", 0)
+    .. name .. " '" .. (fields[name] or "") .. "', which cannot be read; upsert it anew", 0)
 end
 for _, name in ipairs({ "every", "offset", "startDate", "endDate", "limit", "spread" }) do
   local text = fields[name]
