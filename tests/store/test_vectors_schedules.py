@@ -742,6 +742,35 @@ def test_repeatable_jobs_of_version_5_are_no_schedules(queue: Queue, schedules: 
     assert schedules.all() == []
 
 
+@pytest.mark.parametrize("rhythm", [Every(300, offset=0), Cron("*/5 * * * *")], ids=["every", "pattern"])
+@pytest.mark.parametrize("upserts", [False, True], ids=["alone", "upserted meanwhile"])
+def test_a_share_of_a_spread_reaches_no_further_than_the_end(
+    queue: Queue, schedules: Schedules, rhythm: Every | Cron, upserts: bool
+) -> None:
+    slot = ms(schedules.upsert("sch", rhythm).next_run)
+    schedules.remove("sch")
+    for number in range(20):
+        id, end = f"sch-{number}", slot + 5 * MINUTE + 20_000
+        queue.clock = T
+        schedules.upsert(id, rhythm, end=at(end), spread=200)
+        [(job_id, score)] = queue.get("delayed")
+        assert job_id == f"repeat:{id}:{slot}"
+        queue.clock = int(score // 4096)
+        assert schedules.fetch(lane=id, number=1).ids == [job_id]
+        queue.finish(completed(job_id, f"{id}:1"), lane=id, number=2)
+        if upserts:
+            schedules.upsert(id, rhythm, end=at(end), spread=200)
+        [(job_id, score)] = queue.get("delayed")
+        assert job_id == f"repeat:{id}:{slot + 5 * MINUTE}"
+        assert slot + 5 * MINUTE <= score // 4096 <= end
+        schedules.remove(id)
+
+
+def test_an_end_at_a_time_itself_leaves_no_room_for_a_share(queue: Queue, schedules: Schedules) -> None:
+    slot = ms(schedules.upsert("sch", Every(300, offset=0), end=at(T - T % 300_000 + 300_000), spread=200).next_run)
+    assert [int(score // 4096) for _, score in queue.get("delayed")] == [slot]
+
+
 # -- what a hand has written
 
 

@@ -129,17 +129,20 @@ function M.options_of(opts)
   return inside(opts, "opts")
 end
 
---- A schedule's share of its spread: where within the window the iteration of a slot is due. The same wherever it is worked out.
-local function share(id, slot, spread)
+--- A schedule's share of its spread: where within the window, which ends at the schedule's end at the latest, the iteration of a slot
+--- is due. The same wherever it is worked out.
+local function share(id, slot, spread, latest)
+  spread = math.min(spread, math.max(latest - slot, 0))
   local drawn = tonumber(string.sub(redis.sha1hex(id .. ":" .. place.whole(slot)), 1, 8), 16)
   return math.floor(drawn / 4294967296 * spread)
 end
 
 --- Stores the iteration of a slot and puts it where it belongs, with the marker that this needs.
--- made: id, slot, name, data, options, priority, spread (milliseconds or nil), pattern (true or false), in_line (its id stands in wait).
+-- made: id, slot, name, data, options, priority, spread (milliseconds or nil), latest (the schedule's end, or nil), pattern (true or false),
+-- in_line (its id stands in wait).
 function M.make(q, settings, made, now, now_text)
   local job_id = M.iteration_id(made.id, made.slot)
-  local delay = math.max(0, made.slot + (made.spread and share(made.id, made.slot, made.spread) or 0) - now)
+  local delay = math.max(0, made.slot + (made.spread and share(made.id, made.slot, made.spread, made.latest or M.LATEST) or 0) - now)
   local delay_text = place.whole(delay)
   local parts = {
     '"jobId":' .. cjson.encode(job_id), '"delay":' .. delay_text, '"timestamp":' .. now_text,

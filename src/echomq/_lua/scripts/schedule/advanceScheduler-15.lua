@@ -32,7 +32,7 @@
 -- every: that of the job's own opts.repeat, for a scheduler whose hash has none ("" if there is none).
 -- opts: the running job's, as JSON, with the count of the next iteration and without jobId, delay, timestamp and prevMillis.
 -- back: how many milliseconds before now the next slot may be, so that missed ones are caught up with; "" for none.
--- latest: after this no slot is made; "" for no end. spread: the window that delays are drawn from; "" for none.
+-- latest: after this no slot is made, nor is a run due; "" for no end. spread: the window that delays are drawn from; "" for none.
 -- from_ms: for an interval, the slot from which to look on, where those before it are taken; else "".
 local q = {
   base = base, wait = wait, active = active, prioritized = prioritized, delayed = delayed, paused = paused,
@@ -93,7 +93,7 @@ if not queued then
   end
   schedule.make(q, settings, {
     id = scheduler_id, slot = free, name = known[1] or scheduler_id, data = known[2] or "{}", options = options,
-    priority = priority, spread = tonumber(spread), pattern = next_ms ~= "",
+    priority = priority, spread = tonumber(spread), latest = tonumber(latest), pattern = next_ms ~= "",
   }, now, now_text)
 end
 return answer(1, schedule.iteration_id(scheduler_id, free), free)

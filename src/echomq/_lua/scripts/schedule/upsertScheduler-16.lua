@@ -218,7 +218,7 @@ if not adopted then
   schedule.make(q, settings, {
     id = scheduler_id, slot = free, name = fields.name or scheduler_id, data = fields.data or "{}",
     options = options, priority = priority,
-    spread = not due and tonumber(fields.spread) or nil, pattern = fields.pattern and true or false, in_line = in_line,
+    spread = not due and tonumber(fields.spread) or nil, latest = latest, pattern = fields.pattern and true or false, in_line = in_line,
   }, now, now_text)
 end
 return answer(1, free, count, offset)
