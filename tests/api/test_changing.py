@@ -229,7 +229,7 @@ async def test_all_delayed_jobs_run_now_in_the_order_of_their_times(queue: Queue
     assert await run(queue) == [sooner.id, later.id, urgent.id]
 
 
-async def test_next_runs_of_schedules_stay_where_they_are(queue: Queue, url: str) -> None:
+async def test_next_runs_of_schedules_stay_where_they_are(queue: Queue, url: str, server: Server) -> None:
     async with JobScheduler("enrollments", connection=url) as scheduler:
         nights = [await scheduler.upsert(f"night-{n}", Cron("0 3 * * *"), JobSpec("tidy")) for n in range(300)]
         delayed = [await queue.add("enroll", delay=delay) for delay in (60, 900_000)]
@@ -238,6 +238,14 @@ async def test_next_runs_of_schedules_stay_where_they_are(queue: Queue, url: str
         assert await queue.counts("delayed") == {"delayed": 300}
         assert [await scheduler.get(night.id) for night in nights] == nights
         assert await queue.admin.promote_all() == 0
+        with server.client() as client:  # more of one due time than a score tells apart, and more than a step
+            key = "emq:{enrollments}:delayed"
+            client.zadd(key, dict.fromkeys(client.zrange(key, 0, -1), 2**52))
+        behind = await queue.add("enroll", delay=9 * 365 * 86_400)
+        with server.client() as client:
+            client.zadd(key, {behind.id: 2**52 + 1})
+        assert await queue.admin.promote_all() == 1
+        assert await queue.counts("delayed", "waiting") == {"delayed": 300, "waiting": 1}
 
 
 async def test_draining_takes_what_waits_and_nothing_else(queue: Queue) -> None:

@@ -32,7 +32,8 @@ local source = ({ completed = completed, failed = failed, delayed = delayed })[o
 line_up.look(q)
 check.zset(source)
 check.zset(schedulers)
-local ids, low, stay = {}, string.match(cut, "^(%S+) (%d+)$")
+local ids
+local low, stay = string.match(cut, "^(%S+) (%d+)$")
 low, stay = low or "-inf", tonumber(stay or "0")
 if is_delayed then
   ids = redis.call("ZRANGEBYSCORE", source, low, "+inf", "LIMIT", place.whole(stay), tostring(STEP))
