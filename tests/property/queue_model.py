@@ -284,7 +284,7 @@ class Model:
                 self.hold(de, job.id)
             return True
         if de.get("keepLastIfActive") and owner in self.active:
-            self.kept[deid] = {"name": job.name, "data": job.data, "opts": job.opts, "jid": job.id}
+            self.kept[deid] = {"name": job.name, "data": job.data, "opts": job.opts, "jid": job.id, "owner": owner}
             hold.until = None
             self.tell(*told)
         elif not de.get("replace"):
@@ -297,14 +297,17 @@ class Model:
         return False
 
     def release(self, job: Job) -> None:
-        """Its end: its deduplication id is free, and what was kept to come after it comes."""
+        """Its end: its deduplication id is free, and what was kept to come after it comes, or after another that holds it."""
         deid = job.deid
         if deid is None:
             return
         hold = self.holds.get(deid)
         if hold and hold.until is None and hold.owner == job.id:
             del self.holds[deid]
-        if payload := self.kept.pop(deid, None):
+        if hold and hold.owner != job.id and self.state(hold.owner) not in ("completed", "failed", "unknown"):
+            if deid in self.kept:
+                self.kept[deid]["owner"] = hold.owner
+        elif payload := self.kept.pop(deid, None):
             self.number += 1
             job_id = payload["jid"] if payload["jid"] not in self.jobs else str(self.number)
             opts = payload["opts"]
@@ -321,6 +324,8 @@ class Model:
         if hold and hold.owner == job_id:
             del self.holds[job.deid or ""]
             self.kept.pop(job.deid or "", None)
+        elif self.kept.get(job.deid or "", {}).get("owner") == job_id:
+            del self.kept[job.deid or ""]
 
     # -- fetching
 

@@ -554,9 +554,6 @@ class UniqueMachine(QueueMachine):
             for deid, hold in self.model.holds.items():
                 if self.model.state(hold.owner) in ("completed", "unknown"):
                     self.queue.command("DEL", f"~de:{deid}", f"~dn:{deid}")
-            for deid in self.model.kept:  # freed by hand, and then the job was removed whose end was waited for
-                if deid not in self.model.holds:
-                    self.queue.command("DEL", f"~dn:{deid}")
         super().teardown()
 
 

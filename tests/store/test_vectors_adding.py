@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.store.scripts import Dump, Queue, T, completed, failed, job_args
+from tests.store.scripts import Dump, Outcome, Queue, T, completed, failed, job_args
 from tests.store.test_vectors_side_by_side import Both, Player, both, peer
 from tests.support.server import Server
 
@@ -96,7 +96,7 @@ def test_41_keep_last_if_active(queue: Queue) -> None:
     assert add(queue, de, "third", '{"n":3}') == ("1", 2)
     assert queue.new_events() == [["deduplicated", "jobId", "1", "deduplicationId", "K", "deduplicatedJobId", "3"]]
     stored = queue.get("dn:K")
-    assert stored == {"name": "third", "data": '{"n":3}', "opts": stored["opts"], "jid": "3"}
+    assert stored == {"name": "third", "data": '{"n":3}', "opts": stored["opts"], "jid": "3", "owner": "1"}
     queue.finish(completed("1", token))
     assert queue.new_events()[:3] == [
         ["added", "jobId", "3", "name", "third"],
@@ -105,6 +105,98 @@ def test_41_keep_last_if_active(queue: Queue) -> None:
     ]
     assert (queue.get("de:K"), queue.get("dn:K"), queue.get("wait")) == ("3", None, ["3"])
     assert queue.get("3")["deid"] == "K"
+
+
+LATEST = {"id": "K", "keepLastIfActive": True}
+
+
+def two_at_once(queue: Queue, *, by_hand: bool) -> dict[str, str]:
+    """Jobs 1 and 2 run, and 3 is kept. 2 holds the id that 1 has held: 1 was retried, or it was freed by hand. Gives tokens."""
+    add(queue, LATEST)
+    first = queue.fetch().ids
+    tokens = {"1": queue.token}
+    if by_hand:
+        queue.run("removeDeduplicationKey-1", "K", "")
+    else:
+        queue.finish(failed("1", tokens["1"], "bad"))
+    assert add(queue, LATEST) == ("2", 1)
+    first += queue.fetch().ids
+    tokens["2"] = queue.token
+    assert add(queue, LATEST, "kept") == ("2", 2)
+    if not by_hand:
+        queue.run("reprocessJob-10", "1", "")
+        first += queue.fetch().ids
+        tokens["1"] = queue.token
+    assert (first, queue.get("de:K"), queue.get("dn:K")["owner"]) == (["1", "2", *first[2:]], "2", "2")
+    return tokens
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("kind", ["completed", "failed"])
+def test_what_is_kept_waits_for_the_end_of_the_holder(queue: Queue, by_hand: bool, kind: str) -> None:
+    def end(job_id: str, token: str) -> Outcome:
+        return completed(job_id, token) if kind == "completed" else failed(job_id, token, "bad")
+
+    tokens = two_at_once(queue, by_hand=by_hand)
+    queue.finish(end("1", tokens["1"]))
+    assert (queue.get("de:K"), queue.get("wait"), queue.get("dn:K")["jid"]) == ("2", None, "3")
+    queue.finish(end("2", tokens["2"]))
+    assert (queue.get("de:K"), queue.get("wait"), queue.get("dn:K")) == ("3", ["3"], None)
+
+
+def test_both_ends_in_one_call_add_it_once(queue: Queue) -> None:
+    tokens = two_at_once(queue, by_hand=True)
+    queue.finish(*(completed(job_id, tokens[job_id]) for job_id in "21"))
+    assert (queue.get("de:K"), queue.get("wait"), queue.get("dn:K")) == ("3", ["3"], None)
+
+
+def test_a_holder_that_is_not_live_any_more_is_not_waited_for(queue: Queue) -> None:
+    add(queue, LATEST)
+    queue.fetch()
+    token = queue.token
+    add(queue, LATEST, "kept")
+    queue.add("ended", job_id="ended")
+    queue.fetch()
+    queue.finish(completed("ended", queue.token))
+    queue.command("SET", "~de:K", "ended")
+    queue.finish(completed("1", token))
+    assert (queue.get("de:K"), queue.get("dn:K")) == ("2", None)
+
+
+def test_what_was_kept_for_one_that_has_ended_goes_with_the_holder(queue: Queue) -> None:
+    """It was kept for 1; the id was freed by hand, 2 holds it, and 1 ends: from there on it is kept for 2."""
+    add(queue, LATEST)
+    queue.fetch()
+    token = queue.token
+    add(queue, LATEST, "kept")
+    queue.run("removeDeduplicationKey-1", "K", "")
+    assert add(queue, LATEST) == ("3", 1)
+    queue.finish(completed("1", token))
+    assert queue.get("dn:K")["owner"] == "3"
+    assert queue.remove("3") == 1
+    assert queue.get("de:K") is queue.get("dn:K") is None
+
+
+@pytest.mark.parametrize("how", ["remove", "drain", "clean"])
+@pytest.mark.parametrize("held_by", ["nobody", "another"])
+def test_what_was_kept_goes_with_the_job_when_its_id_was_freed_by_hand(queue: Queue, how: str, held_by: str) -> None:
+    add(queue, LATEST)
+    queue.fetch()
+    token = queue.token
+    add(queue, LATEST, "kept")
+    queue.finish(Outcome("retry", "1", token))
+    queue.run("removeDeduplicationKey-1", "K", "")
+    if held_by == "another":
+        queue.command("SET", "~de:K", "other")
+    match how:
+        case "remove":
+            assert queue.remove("1") == 1
+        case "drain":
+            queue.run("drain-9", "wait", 0, "", "")
+        case "clean":
+            queue.run("cleanJobs-12", "wait", 0, "", 0, "")
+    assert queue.get("1") is queue.get("dn:K") is None
+    assert queue.get("de:K") == (None if held_by == "nobody" else "other")
 
 
 def test_the_next_job_never_writes_over_one_that_has_its_id_by_now(queue: Queue) -> None:

@@ -261,7 +261,8 @@ def comparable(found: Dump) -> Dump:
         if key.startswith("bullx:"):
             continue
         if isinstance(value, dict):
-            left_out = {"version"} if key.endswith(":meta") else {"nrjid"}  # nrjid: written by version 5 alone
+            # nrjid: written by version 5 alone; owner: by us, in what is kept to run after a job
+            left_out = {"version"} if key.endswith(":meta") else {"nrjid", "owner"}
             value = {name: one for name, one in value.items() if name not in left_out}
             for name in ("opts", "parent"):
                 if name in value:

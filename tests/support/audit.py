@@ -274,8 +274,8 @@ class _Audit:
             if suffix.startswith("dn:"):
                 deid = suffix.removeprefix("dn:")
                 owner = self._ask("GET", self.base + "de:" + deid)
-                # The id may have been freed by hand; then the end of any job that has had it is waited for.
-                jobs = [owner] if owner else [one for one, job in self.jobs.items() if job.get("deid") == deid]
+                # The id may have been freed by hand, or be held for a time; then the end of any job of it is waited for.
+                jobs = [owner, *(one for one, job in self.jobs.items() if job.get("deid") == deid)]
                 if all(self._has_ended(job_id) for job_id in jobs):
                     self.found.append(f"{key} waits for job {owner}, which has ended or is not there")
 

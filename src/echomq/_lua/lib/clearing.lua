@@ -1,4 +1,4 @@
---- @use check next_run parents queue_meta job_keys
+--- @use check next_run parents queue_meta job_keys dedup_keys
 --- Walks a place where jobs stand and removes those that qualify, in bounded steps (protocol 3.17, 3.18). What stays is passed
 --- over by the next step: `skip` is how many that is. An id is taken out by its name, so a step never takes a wrong one.
 
@@ -32,9 +32,9 @@ local function read(q, id)
 end
 
 local function release_dedup(q, id, deid)
-  local key = q.base .. "de:" .. deid
-  if redis.pcall("GET", key) == id then
-    redis.call("DEL", key, q.base .. "dn:" .. deid)
+  local whole, keys = pcall(dedup_keys.of, q.base, id, deid)
+  if whole and #keys > 0 then
+    redis.call("DEL", unpack(keys))
   end
 end
 

@@ -44,9 +44,22 @@ function M.release(found, job_id)
   end
 end
 
+--- Whether another job that has not ended holds the id.
+local function is_held(q, owner, job_id)
+  return owner and owner ~= job_id and redis.call("EXISTS", q.base .. owner) == 1
+    and not redis.call("ZSCORE", q.completed, owner) and not redis.call("ZSCORE", q.failed, owner)
+end
+
 --- Adds the job that keepLastIfActive has stored while this one ran. Returns "runnable", "delayed" or nil.
-function M.add_next(q, found, deid, now, now_text)
+---
+--- Where another holds the id by now (this one was retried, or its id was freed by hand), it is that one's end that is waited
+--- for: else two of the id would run at once (deviation from protocol 7.5).
+function M.add_next(q, found, job_id, deid, now, now_text)
   if not found.payload then
+    return nil
+  end
+  if is_held(q, found.owner, job_id) then
+    redis.call("HSET", found.next_key, "owner", found.owner)
     return nil
   end
   local payload, opts = found.payload, found.opts

@@ -60,7 +60,7 @@ local function keep_next(q, call, de, key, next_key, owner, job)
     return false
   end
   redis.call("DEL", next_key)
-  redis.call("HSET", next_key, "name", job.name, "data", job.data, "opts", job.opts, "jid", job.id)
+  redis.call("HSET", next_key, "name", job.name, "data", job.data, "opts", job.opts, "jid", job.id, "owner", owner)
   redis.call("PERSIST", key)
   tell(q, de, owner, job.id)
   return true

@@ -7,7 +7,7 @@
 --- @key calls
 --- @arg job_id
 --- @arg with_children
---- @use clock check queue_meta queue_keys place paused_list parents job_keys
+--- @use clock check queue_meta queue_keys place paused_list parents job_keys dedup_keys
 --- @lane
 --- @returns now, 1 gone | 2 some of its children are gone: call again | 0 it or a child is being run | -8 the current iteration of a scheduler
 
@@ -67,8 +67,7 @@ local function visit(key, its_base, id)
   local node = { key = key, id = id, q = queue_of(its_base), parent_key = job[1], rjk = job[3], children = {}, whole = true }
   locked = locked or redis.call("EXISTS", key .. ":lock") == 1
   if job[2] then
-    node.dedup, node.dedup_next = its_base .. "de:" .. job[2], its_base .. "dn:" .. job[2]
-    node.owns = check.text(node.dedup) == id
+    node.dedup = dedup_keys.of(its_base, id, job[2])
   end
   spent = spent + node.q.cost
   if with_children == "1" and redis.call("EXISTS", key .. ":processed", key .. ":failed", key .. ":unsuccessful",
@@ -124,8 +123,8 @@ local function remove(node, parent)
       break
     end
   end
-  if node.owns then
-    redis.call("DEL", node.dedup, node.dedup_next)
+  if node.dedup and #node.dedup > 0 then
+    redis.call("DEL", unpack(node.dedup))
   end
   if job_keys.delete(node.key) > 0 then
     redis.pcall("XADD", q.events, "MAXLEN", "~", q.settings.max_events, "*", "event", "removed", "jobId", node.id,

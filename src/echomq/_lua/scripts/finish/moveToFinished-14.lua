@@ -194,7 +194,7 @@ local function finish(kind, job_id, job_token, value, index, rule, fields, attem
   end
   if unique then
     dedup.release(unique, job_id)
-    local placed = dedup.add_next(q, unique, job[4], now, now_text)
+    local placed = dedup.add_next(q, unique, job_id, job[4], now, now_text)
     runnable = runnable or placed == "runnable"
     if placed == "delayed" then
       place.mark_delayed(delayed, marker)
