@@ -100,7 +100,8 @@ class JobScheduler:
             rhythm: ``Every(60)``, whose first run is at once unless it has an offset; or ``Cron("30 9 * * *", tz=…)``.
             job: what to run: name, data and options, such as ``task.spec(…)`` gives.
             start: no run before this moment (an aware ``datetime``); an interval's first run is at it, so it has no offset.
-            end: no run of a time after this moment, nor one that a spread puts after it. Once it has passed, the same call goes on changing nothing.
+            end: no run of a time after this moment, nor one that a spread puts after it. Once it has passed,
+                the same call goes on changing nothing.
             limit: how many runs it makes in all, over all its changes.
             immediately: for a new pattern: one run now, then those that it names.
             missed: what becomes of runs that could not start in time, because no worker was there, the queue was paused, or

@@ -352,6 +352,24 @@ async def test_a_pattern_that_cannot_be_read_fails_its_run_and_stays_to_be_seen(
     assert (await scheduler.upsert("daily", YEARLY, REPORT)).next_run is not None
 
 
+async def test_a_run_without_a_readable_rhythm_fails_and_says_so(
+    scheduler: JobScheduler, queue: Queue, url: str, server: Server
+) -> None:
+    info = await scheduler.upsert("daily", YEARLY, REPORT, immediately=True)
+    assert info.next_run is not None
+    job_id = f"repeat:daily:{round(info.next_run.timestamp() * 1000)}"
+    server.cli("HSET", BASE + job_id, "opts", '{"attempts":0,"repeat":{"pattern":7}}')
+    server.cli("HDEL", BASE + "repeat:daily", "pattern")
+    runs = Runs()
+    async with Worker("reports", runs, connection=url):
+        await wait_until(lambda: server.cli("ZCARD", BASE + "failed") == 1)
+    job = await queue.get_job(job_id)
+    assert job is not None
+    assert "schedule 'daily' has no next run: neither the job's opts.repeat nor the schedule" in str(job.failed_reason)
+    assert runs.jobs == []
+    assert (await scheduler.upsert("daily", YEARLY, REPORT)).next_run is not None
+
+
 # -- pause, resume, run now ----------------------------------------------------------------------------------------------
 
 

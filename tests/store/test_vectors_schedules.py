@@ -777,6 +777,59 @@ def test_an_end_at_a_time_itself_leaves_no_room_for_a_share(queue: Queue, schedu
 GARBAGE = ["nan", "inf", "-inf", "0", "-1", "0.5", "1e308", "9007199254740993", "abc", ""]
 
 
+UNREADABLE: list[Any] = [
+    [],
+    "x",
+    None,
+    {},
+    {"pattern": 7},
+    {"pattern": None, "every": "x"},
+    {"pattern": {}, "every": 300_000},
+    {"every": 0},
+]
+
+
+@pytest.mark.parametrize("repeat", UNREADABLE, ids=json.dumps)
+@pytest.mark.parametrize("missed", ["once", "catch_up"])
+@pytest.mark.parametrize("rhythm", [Every(300, offset=0), Cron("*/5 * * * *")], ids=["every", "pattern"])
+def test_a_run_whose_own_rhythm_cannot_be_read_goes_by_the_schedules(
+    queue: Queue, schedules: Schedules, rhythm: Every | Cron, missed: str, repeat: Any
+) -> None:
+    slot = ms(schedules.upsert("sch", rhythm, JobSpec("tick", attempts=4), limit=3, missed=missed).next_run)
+    job_id = f"repeat:sch:{slot}"
+    whole = json.loads(queue.get(job_id)["opts"])
+    queue.command("HSET", f"~{job_id}", "opts", json.dumps({"attempts": 4, "repeat": repeat}))
+    queue.clock = slot + 12 * MINUTE
+    schedules.fetch()
+    following = slot + (5 if missed == "catch_up" else 15) * MINUTE
+    assert queue.get("repeat") == [("sch", following)]
+    made = json.loads(queue.get(f"repeat:sch:{following}")["opts"])
+    assert made["repeat"] == {**whole["repeat"], "count": 2}
+    assert made["attempts"] == 4
+    assert queue.get("repeat:sch")["ic"] == "2"
+
+
+@pytest.mark.parametrize("repeat", [[], {"every": 0}, {"every": 1e15}])
+@pytest.mark.parametrize("every", [None, "abc", "0", "1e15"])
+def test_without_any_rhythm_a_run_says_so_if_it_is_the_current_one(
+    queue: Queue, schedules: Schedules, repeat: Any, every: str | None
+) -> None:
+    slot = ms(schedules.upsert("sch", Every(300)).next_run)
+    queue.command("HSET", f"~repeat:sch:{slot}", "opts", json.dumps({"repeat": repeat}))
+    queue.command("HDEL", "~repeat:sch", "every")
+    if every is not None:
+        queue.command("HSET", "~repeat:sch", "every", every)
+    before = queue.get("repeat:sch")
+    queue.fetch()
+    with pytest.raises(
+        InvalidOption, match=r"neither the job's opts\.repeat nor the schedule itself has a pattern or an interval"
+    ):
+        schedules.advance(f"repeat:sch:{slot}")
+    assert queue.get("repeat:sch") == before
+    schedules.remove("sch")
+    assert schedules.advance(f"repeat:sch:{slot}") is None
+
+
 @pytest.mark.parametrize("every", GARBAGE)
 def test_a_paused_schedule_with_an_interval_that_is_none_stays_as_it_is(
     queue: Queue, schedules: Schedules, every: str

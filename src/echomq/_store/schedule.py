@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from echomq import _cron
 from echomq._redis.wire import Argument, Reply
@@ -38,6 +38,7 @@ from echomq.options import Cron, Duration, Every, JobSpec, MissedRuns
 
 _ADVANCE, _UPSERT, _GET = "advanceScheduler-15", "upsertScheduler-16", "getSchedulers-2"
 _PAUSE, _REMOVE = "pauseScheduler-13", "removeScheduler-6"
+_DEFINITION = 3
 _GOES_ON, _AGAIN, _PAUSED, _NONE_AT_ALL, _CHANGED = 1, 2, 3, 4, 5
 
 _log = logging.getLogger("echomq")
@@ -68,19 +69,35 @@ class Schedules:
 
         Raises:
             InvalidOption: its pattern, time zone or end cannot be read.
+            BrokenKey: something beside the job cannot be read.
         """
         scheduler_id = job.text(b"rjk")
         repeat = job.opts.raw.get("repeat")
         if scheduler_id is None:
             return None
-        if not isinstance(repeat, dict):
-            repeat = {}
+        if not _has_rhythm(repeat):
+            repeat = await self._definition(job, scheduler_id, patience)
+            if repeat is None:
+                return None
         now = job.number(b"processedOn")  # the server's now, at the fetch
         count = int(_number(repeat.get("count")) or 0) + 1
         limit, end = _number(repeat.get("limit")), _instant_ms(repeat.get("endDate"))
         if limit is None or count <= limit:  # past the end too: slots before it may be caught up with
             await self._next(job, scheduler_id, repeat, count, now, end, patience)
         return _too_late(job, repeat, now)
+
+    async def _definition(self, job: StoredJob, scheduler_id: str, patience: Patience) -> dict[str, Any] | None:
+        """What the job's own ``opts.repeat`` would say, from its scheduler; None if it is not the current one of a schedule."""
+        reply = await self._called([scheduler_id, id_out(job.id), "", "", "0", "", "", "", "", ""], patience)
+        assert isinstance(reply, list)
+        _, code, flat, _ = reply
+        if code != _DEFINITION:
+            return None
+        fields = _pairs(flat)  # type: ignore[arg-type]
+        repeat = _repeat_of(fields)
+        if not _has_rhythm(repeat):
+            raise _without_rhythm()
+        return {**repeat, "count": _number_of(fields.get("ic")) or 1}
 
     async def _next(
         self,
@@ -97,7 +114,7 @@ class Schedules:
         opts["repeatJobKey"] = scheduler_id
         text = json.dumps(opts, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
         pattern, zone, back = repeat.get("pattern"), repeat.get("tz"), _back(repeat)
-        after = max(now - (back or 0), int(_number(job.opts.raw.get("prevMillis")) or 0))
+        after = max(now - (back or 0), _number_of(id_out(job.id.rpartition(":")[2])) or 0)
         every, priority, spread = _number(repeat.get("every")), job.number(b"priority"), _number(repeat.get("spread"))
         next_ms, from_ms = "", ""
         for _ in range(_TRIES):
@@ -108,6 +125,8 @@ class Schedules:
             reply = await self._called([*args, _text(back), _text(end), _text(spread), from_ms], patience)
             assert isinstance(reply, list)
             _, code, _, last = reply
+            if code == _DEFINITION:
+                raise _without_rhythm()
             if code != _AGAIN:
                 return
             assert isinstance(last, bytes)
@@ -124,6 +143,19 @@ class Schedules:
                 return await self._lane.call(_ADVANCE, args, patience)
 
         return await asyncio.shield(asyncio.create_task(call(), name="echomq schedule"))
+
+
+def _has_rhythm(repeat: Any) -> TypeGuard[dict[str, Any]]:
+    if not isinstance(repeat, dict):
+        return False
+    pattern = repeat.get("pattern")
+    return (_number(repeat.get("every")) or 0) >= 1 if pattern is None else isinstance(pattern, str)
+
+
+def _without_rhythm() -> InvalidOption:
+    return InvalidOption(
+        "neither the job's opts.repeat nor the schedule itself has a pattern or an interval that can be read"
+    )
 
 
 def _too_late(job: StoredJob, repeat: dict[str, Any], now: int) -> float | None:
@@ -236,17 +268,8 @@ async def resume(line: Line, scheduler_id: str) -> ScheduleInfo | None:
             return _info(scheduler_id, found[0])
         fields = _fields_of(record, scheduler_id)
         fields.pop("ic", None)
-        repeat: dict[str, Any] = {}
-        for key in ("pattern", "tz", "missed"):
-            if key in fields:
-                repeat[key] = fields[key].decode("utf-8", "replace")
-        for key in ("every", "offset", "limit", "startDate", "endDate", "grace", "spread"):
-            if (number := _number_of(fields.get(key))) is not None:
-                repeat[key] = number
-        if "pattern" in repeat:
-            repeat.pop("offset", None)
         try:
-            return await _made(line, scheduler_id, fields, repeat, await _now(line), record=record)
+            return await _made(line, scheduler_id, fields, _repeat_of(fields), await _now(line), record=record)
         except _ReadAgain:
             continue
     raise StateError(f"schedule {scheduler_id!r} is not resumed: others change it all the time")
@@ -408,6 +431,20 @@ def _info(scheduler_id: str, found: _Found) -> ScheduleInfo | None:
 def _pairs(flat: Sequence[bytes]) -> dict[str, bytes]:
     parts = iter(flat)
     return {name.decode("utf-8", "replace"): value for name, value in zip(parts, parts, strict=True)}
+
+
+def _repeat_of(fields: dict[str, bytes]) -> dict[str, Any]:
+    """What ``opts.repeat`` of a schedule's iterations says, without the count."""
+    repeat: dict[str, Any] = {}
+    for key in ("pattern", "tz", "missed"):
+        if key in fields:
+            repeat[key] = fields[key].decode("utf-8", "replace")
+    for key in ("every", "offset", "limit", "startDate", "endDate", "grace", "spread"):
+        if (number := _number_of(fields.get(key))) is not None:
+            repeat[key] = number
+    if "pattern" in repeat:
+        repeat.pop("offset", None)
+    return repeat
 
 
 def _fields_of(record: bytes, scheduler_id: str) -> dict[str, bytes]:

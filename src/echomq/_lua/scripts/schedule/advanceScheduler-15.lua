@@ -26,11 +26,12 @@
 --- @arg from_ms
 --- @use clock check queue_meta place paused_list schedule
 --- @lane
---- @returns now, 1 made | 0 nothing to do | 2 the ids of these slots are taken: call again with those after; the id of the next iteration; its slot, or the last that was looked at
+--- @returns now, 1 made | 0 nothing to do | 3 nothing yet, and in place of the id the scheduler's hash (flat) | 2 the ids of these slots are taken: call again with those after; the id of the next iteration; its slot, or the last that was looked at
 
 -- next_ms: the successor of a cron pattern, which the client works out; "" for an interval.
 -- every: that of the job's own opts.repeat, for a scheduler whose hash has none ("" if there is none).
 -- opts: the running job's, as JSON, with the count of the next iteration and without jobId, delay, timestamp and prevMillis.
+-- "" if the job's own rhythm cannot be read: then the caller is given the scheduler's, to go on from that.
 -- back: how many milliseconds before now the next slot may be, so that missed ones are caught up with; "" for none.
 -- latest: after this no slot is made, nor is a run due; "" for no end. spread: the window that delays are drawn from; "" for none.
 -- from_ms: for an interval, the slot from which to look on, where those before it are taken; else "".
@@ -47,13 +48,11 @@ schedule.check(q, settings)
 if known[4] and not check.is_count(known[4]) then
   error("BROKEN " .. scheduler .. " has an ic that is no whole number", 0)
 end
-local options = schedule.options_of(opts)
+local options = opts ~= "" and schedule.options_of(opts)
 -- A hash without `ic` is a repeatable job of BullMQ 5 (protocol 13.2), which nobody goes on with.
 local goes_on = current and known[4] and job_id == schedule.iteration_id(scheduler_id, current)
-local step = next_ms == "" and schedule.number(known[3] or every) or nil
-if goes_on and next_ms == "" and not (step and step >= 1 and step <= schedule.LATEST) then
-  error("BROKEN " .. scheduler .. " has neither a pattern nor an interval", 0)
-end
+local step = next_ms == "" and (schedule.number(known[3]) or schedule.number(every)) or nil
+local has_rhythm = options and (next_ms ~= "" or step and step >= 1 and step <= schedule.LATEST)
 local now, now_text = clock.read(clock_given)
 -- First, so that a full memory does not refuse the rest: without its next iteration a schedule would end.
 redis.call("XTRIM", events, "MAXLEN", "~", settings.max_events)
@@ -64,6 +63,9 @@ end
 
 if not goes_on then
   return answer(0)
+end
+if not has_rhythm then
+  return calls_kept.keep(calls, lane, number, now, now_text, { now_text, 3, redis.call("HGETALL", scheduler), "" })
 end
 
 local slot = tonumber(next_ms) or tonumber(from_ms)
