@@ -437,7 +437,7 @@ class QueueMachine(RuleBasedStateMachine):
         letter, model = self.letters.jobs[letter_id], self.model
         opts = {name: value for name, value in letter.opts.items() if name != "deadLetter"}
         job_id = str(letter.opts["deadLetter"]["id"])
-        while job_id in model.jobs:
+        while job_id in model.jobs or job_id.startswith("repeat:"):  # a run's id is not one that an add takes
             model.number += 1
             job_id = str(model.number)
         job = Job(job_id, letter.data, opts, model.now, priority=opts.get("priority", 0), name=letter.name)
