@@ -51,6 +51,9 @@ class QueueAdmin:
     async def promote_all(self) -> int:
         """Lets all delayed jobs run now, in the order of their times, but not the next runs of schedules. Gives how many.
 
+        Each that is delayed when it begins is promoted once; what waits for its next attempt after that, or is added meanwhile,
+        stays.
+
         (A schedule goes on from the run that waits: brought forward, it would be missing at its own time. ``run_now`` of a
         ``JobScheduler`` runs one besides.)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.store.scripts import Queue, T, completed, failed, job_args, text
+from tests.store.scripts import Outcome, Queue, T, completed, failed, job_args, text
 from tests.support.server import Server
 
 pytestmark = pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
@@ -248,13 +248,45 @@ def test_33_promote_all(queue: Queue) -> None:
     queue.add(delay=99_999, priority=4)
     queue.add(delay=5)
     queue.new_events()
-    assert change(queue, "moveJobsToWait-11", "delayed", "") == [2, 0, "-inf 0"]
+    assert change(queue, "moveJobsToWait-11", "delayed", "") == [2, 0, f"-inf 0 {(T + 99_999) * 4096} {T} 2"]
     # Deviation: the protocol puts it into `wait`, and leaves the delay of the hash.
     assert queue.get("prioritized") == [("1", 4 * CLASS + 1)]
     assert queue.get("wait") == ["2"]
     assert queue.get("1")["delay"] == "0"
     assert queue.events() == [["waiting", "jobId", job_id, "prev", "delayed"] for job_id in "21"]
     assert ("0", 0.0) in queue.get("marker")
+
+
+def promote_all(queue: Queue) -> Iterator[int]:
+    """The steps of one call, and how many each moved."""
+    cut, left = "", 1
+    while left > 0:
+        moved, left, cut = change(queue, "moveJobsToWait-11", "delayed", cut)
+        yield moved
+
+
+@pytest.mark.parametrize("again", [3_600_000, 100_000_000, 200_000_000])
+def test_33_each_is_promoted_once_whatever_becomes_of_it_meanwhile(queue: Queue, again: int) -> None:
+    for _ in range(3):
+        queue.add_many([job_args(delay=86_400_000)] * 200)
+    queue.add("last", delay=150_000_000, job_id="last")
+    steps = promote_all(queue)
+    moved = next(steps)
+    while queue.get("wait"):  # they run, and wait for their next attempts
+        queue.clock = (queue.clock or 0) + 1
+        taken = queue.fetch(50)
+        queue.finish(*(Outcome("delayed", job_id, queue.token, str(again)) for job_id in taken.ids))
+    queue.add("new", delay=again)
+    queue.add("new", delay=again, job_id="new")
+    assert (moved, sum(steps)) == (250, 351)
+    assert len(queue.get("wait")) == 351
+    assert len(queue.get("delayed")) == 252
+    assert sum(promote_all(queue)) == 252, "the next call takes them"
+
+
+def test_33_a_producer_whose_clock_is_ahead_is_not_passed_over(queue: Queue) -> None:
+    queue.add(delay=5000, timestamp=T + 60_000)
+    assert list(promote_all(queue)) == [1]
 
 
 # -- removing many

@@ -18,9 +18,12 @@
 --- @returns now, how many were moved, how many are left, the cut that the next call is to be given
 
 -- What ends while the caller goes on is not moved a second time: the first call finds the latest end so far, and gives it back
--- as the cut for those that follow. Of delayed jobs all are moved, whenever they were added, but those that their schedules wait
--- for: a schedule goes on when that job is run, so its next slot would be lost. There the cut is the score of the last one
--- that stays, and how many of that score stay.
+-- as the cut for those that follow. The score of a delayed job is when it is due, and may lie anywhere: so the cut is there the
+-- score of the last one that stays and how many of that score stay, the highest score at the first call, and when and at which
+-- number of the queue that was. These stay:
+--   what was moved by this call before, ran, and waits for its next attempt (its hash says when it was moved)
+--   what was added meanwhile: it has a higher number, or an id of its own and a later time
+--   what its schedule waits for: a schedule goes on when that job is run, so its next slot would be lost
 local STEP = 250
 
 local q = {
@@ -32,25 +35,36 @@ local source = ({ completed = completed, failed = failed, delayed = delayed })[o
 line_up.look(q)
 check.zset(source)
 check.zset(schedulers)
-local ids
-local low, stay = string.match(cut, "^(%S+) (%d+)$")
-low, stay = low or "-inf", tonumber(stay or "0")
-if is_delayed then
-  ids = redis.call("ZRANGEBYSCORE", source, low, "+inf", "LIMIT", place.whole(stay), tostring(STEP))
-else
-  if cut == "" then
-    cut = redis.call("ZREVRANGE", source, "0", "0", "WITHSCORES")[2] or "0"
-  end
-  ids = redis.call("ZRANGEBYSCORE", source, "-inf", cut, "LIMIT", "0", tostring(STEP))
-end
 local now, now_text = clock.read(clock_given)
+local low, stay, since, counted = "-inf", 0, now_text, nil
+local high = cut
+if cut == "" then
+  high = redis.call("ZREVRANGE", source, "0", "0", "WITHSCORES")[2] or "0"
+  counted = is_delayed and place.whole(check.counter(base .. "id"))
+elseif is_delayed then
+  low, stay, high, since, counted = string.match(cut, "^(%S+) (%d+) (%S+) (%d+) (%-?%d+)$")
+  stay = tonumber(stay)
+end
+local began = tonumber(since)
+local ids = redis.call("ZRANGEBYSCORE", source, low, high, "LIMIT", place.whole(stay), tostring(STEP))
+
+--- Whether a delayed job is not to be moved.
+local function stays(id, timestamp, promoted, scheduler)
+  if next_run.is(schedulers, id, scheduler) or place.count(promoted) >= began then
+    return true
+  end
+  if check.is_count(id) then
+    return tonumber(id) > tonumber(counted)
+  end
+  return place.count(timestamp) > began
+end
 
 local moved, spent, jobs, taken = 0, 0, {}, {}
 for _, id in ipairs(ids) do
   if spent >= STEP then
     break
   end
-  local found = redis.pcall("HMGET", base .. id, "name", "priority", "parentKey", "rjk")
+  local found = redis.pcall("HMGET", base .. id, "name", "priority", "parentKey", "timestamp", "promoted", "rjk")
   local job = { priority = 0, is_hash = not found.err, there = found.err or found[1] or found[2] }
   if job.is_hash and job.there then
     job.priority = place.priority(found[2])
@@ -61,7 +75,7 @@ for _, id in ipairs(ids) do
     end
   end
   spent = spent + 1
-  if is_delayed and job.is_hash and next_run.is(schedulers, id, found[4]) then
+  if is_delayed and job.is_hash and stays(id, found[4], found[5], found[6]) then
     local score = redis.call("ZSCORE", source, id)
     low, stay = score, score == low and stay + 1 or 1
   else
@@ -91,10 +105,14 @@ end
 if moved > 0 then
   line_up.mark(q)
 end
-local left
-if is_delayed then
-  left, cut = redis.call("ZCOUNT", source, low, "+inf") - stay, low .. " " .. place.whole(stay)
-else
-  left = redis.call("ZCOUNT", source, "-inf", cut)
+local left = math.max(redis.call("ZCOUNT", source, low, high) - stay, 0)
+if not is_delayed then
+  return calls_kept.keep(calls, lane, number, now, now_text, { now_text, moved, left, high })
 end
+for index = 1, left > 0 and #taken or 0 do   -- else no step follows that could meet them again
+  if jobs[index].is_hash and jobs[index].there then
+    redis.call("HSET", base .. taken[index], "promoted", since)
+  end
+end
+cut = low .. " " .. place.whole(stay) .. " " .. high .. " " .. since .. " " .. counted
 return calls_kept.keep(calls, lane, number, now, now_text, { now_text, moved, left, cut })
