@@ -137,7 +137,7 @@ class Job(Generic[R]):
     def scheduled_for(self) -> datetime | None:
         """The time of its schedule whose run it is, however late it starts; without the share of a ``spread``.
 
-        None for any other job, one of ``JobScheduler.run_now`` included.
+        None for any other job, also for one of ``JobScheduler.run_now``, or brought back by ``requeue``.
 
         Example:
             >>> day = job.scheduled_for.astimezone(ZoneInfo("Europe/Vienna")).date()

@@ -15,7 +15,18 @@ from echomq.connection import Connection
 from echomq.errors import InvalidOption, StateError
 from echomq.job import Job
 from echomq.models import ScheduleInfo
-from echomq.options import Cron, Duration, Every, JobSpec, MissedRuns, check_moment, check_whole, shown, to_seconds
+from echomq.options import (
+    Cron,
+    Duration,
+    Every,
+    JobSpec,
+    MissedRuns,
+    check_moment,
+    check_truth,
+    check_whole,
+    shown,
+    to_seconds,
+)
 from echomq.queue import Queue
 
 MAX_SCHEDULE_ID: Final = 500
@@ -287,9 +298,7 @@ def _check_times(rhythm: Every | Cron, start: datetime | None, end: datetime | N
             f"offset={shown(offset)} and start={shown(start)}: an interval's first run is at its start, and the others keep in "
             "step with it; leave one of them out"
         )
-    if not isinstance(immediately, bool):
-        raise InvalidOption(f"immediately={shown(immediately)}: must be True or False")
-    if immediately and (start is not None or offset is not None):
+    if check_truth(immediately, "immediately") and (start is not None or offset is not None):
         raise InvalidOption("immediately=True: a first run now and a start or an offset exclude one another")
 
 
