@@ -136,13 +136,16 @@ class Schedules:
         )
 
     async def _called(self, args: Sequence[Argument], patience: Patience) -> Reply:
-        """A run may be cancelled at any moment; its call in the lane may not, and goes on behind a shield."""
+        """A run may be cancelled at any moment; its call in the lane may not, and goes on by itself."""
 
         async def call() -> Reply:
             async with self._turn:
                 return await self._lane.call(_ADVANCE, args, patience)
 
-        return await asyncio.shield(asyncio.create_task(call(), name="echomq schedule"))
+        calling = asyncio.create_task(call(), name="echomq schedule")
+        calling.add_done_callback(_mark_as_seen)
+        await asyncio.wait((calling,))
+        return calling.result()
 
 
 def _has_rhythm(repeat: Any) -> TypeGuard[dict[str, Any]]:
@@ -156,6 +159,12 @@ def _without_rhythm() -> InvalidOption:
     return InvalidOption(
         "neither the job's opts.repeat nor the schedule itself has a pattern or an interval that can be read"
     )
+
+
+def _mark_as_seen(calling: asyncio.Task[Reply]) -> None:
+    """Nobody may wait for it by now. Its run was cancelled then, and where it begins again it calls again."""
+    if not calling.cancelled():
+        calling.exception()
 
 
 def _too_late(job: StoredJob, repeat: dict[str, Any], now: int) -> float | None:
