@@ -20,6 +20,11 @@ DONE, GONE, NO_LOCK, NOT_THERE, NOT_OWNED, CURRENT = 0, -1, -2, -3, -6, -8
 Scores = dict[str, int]
 
 
+def class_of(score: int) -> int:
+    """The priority that a score belongs to; what was put to the front may stand up to half a share below."""
+    return (score + CLASS // 2) // CLASS
+
+
 @dataclass
 class Job:
     """What stands in the hash of a job, and its lock."""
@@ -192,10 +197,13 @@ class Model:
         self.tie += 1
         return priority * CLASS + self.tie
 
+    def first(self, priority: int) -> int | None:
+        """The lowest score of a class: what was put to its front may stand below its own share."""
+        return min((score for score in self.ranked.values() if class_of(score) == priority), default=None)
+
     def front(self, priority: int, room: int) -> int:
-        mates = [score for score in self.ranked.values() if priority * CLASS <= score < (priority + 1) * CLASS]
-        if mates:
-            return max(min(mates) - 1, priority * CLASS)
+        if (first := self.first(priority)) is not None:
+            return first - 1
         self.tie += room
         return self.rank(priority)
 
@@ -373,8 +381,8 @@ class Model:
         if not share or not ranked:
             taken = self.wait[::-1][:wanted]
             return taken + ranked[: wanted - len(taken)]
-        classes = sorted({self.ranked[job_id] // CLASS for job_id in ranked})
-        lines = [self.wait[::-1], *([one for one in ranked if self.ranked[one] // CLASS == each] for each in classes)]
+        classes = sorted({class_of(self.ranked[job_id]) for job_id in ranked})
+        lines = [self.wait[::-1], *([one for one in ranked if class_of(self.ranked[one]) == each] for each in classes)]
         waiting, early = lines[0], list[str]()
         for _ in range(min(share, wanted)):
             # Of several that came at the same time the one of the lowest priority.
@@ -550,7 +558,8 @@ class Model:
         if self.state(job_id) in ("waiting", "prioritized"):
             self.leave(job_id)
             if lifo and priority:
-                self.ranked[job_id] = priority * CLASS
+                front = self.first(priority)
+                self.ranked[job_id] = priority * CLASS if front is None else min(priority * CLASS, front - 1)
             else:
                 self.place(job, first=lifo)
         return [DONE, ""]

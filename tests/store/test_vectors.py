@@ -669,6 +669,28 @@ def test_given_back_after_the_handler_was_called_the_start_counts(queue: Queue) 
     assert queue.get("1")["ats"] == "1"
 
 
+@pytest.mark.parametrize("priority", [1, 4, 2_097_151])
+@pytest.mark.parametrize("kind", ["back", "wait"])
+def test_given_back_before_one_that_began_its_class_anew(queue: Queue, kind: str, priority: int) -> None:
+    """The class ran empty, so its counter began at 1 again: there is no room between its lower end and the one that came."""
+    for _ in range(12):
+        queue.add(priority=priority)
+    taken, token = queue.fetch(12), queue.token
+    assert queue.fetch().ids == []
+    assert queue.get("pc") is None
+    queue.add("late", priority=priority)
+    for job_id in reversed(taken.ids):  # one by one: several workers
+        queue.finish(Outcome(kind, job_id, token, "1" if kind == "back" else ""))
+    if priority > 1:
+        queue.add("urgent", priority=priority - 1)
+        queue.add("late", priority=priority)
+        order = ["14", *taken.ids, "13", "15"]
+    else:
+        order = [*taken.ids, "13"]
+    assert [job_id for job_id, _ in queue.get("prioritized")] == order
+    assert queue.fetch(20, share=3).jobs.keys() == set(order), "whoever has waited longest, in classes"
+
+
 def test_given_back_into_an_empty_class_of_a_front(queue: Queue) -> None:
     queue.add(priority=2)
     queue.fetch()

@@ -194,6 +194,19 @@ def test_32_another_priority(queue: Queue) -> None:
     assert queue.events() == []
 
 
+def test_32_to_the_front_of_a_class_again_and_again(queue: Queue) -> None:
+    """The last comes first, whatever stands there already; the ids do not decide."""
+    queue.add_many([job_args(priority=3)] * 4)
+    for job_id in ("2", "4", "1"):
+        change(queue, "changePriority-8", job_id, 3, "1")
+    assert queue.get("prioritized") == [
+        ("1", 3 * CLASS - 2),
+        ("4", 3 * CLASS - 1),
+        ("2", 3 * CLASS),
+        ("3", 3 * CLASS + 3),
+    ]
+
+
 def test_32_from_wait_and_back(queue: Queue) -> None:
     queue.add_many([job_args()] * 3)
     change(queue, "changePriority-8", "2", 7, "")

@@ -17,12 +17,12 @@ local function at(q, class, place_in_line)
   if not class then
     return redis.call("LINDEX", q.wait, tostring(-place_in_line - 1))
   end
-  return redis.call("ZRANGEBYSCORE", q.prioritized, place.whole(class * place.CLASS),
-    "(" .. place.whole((class + 1) * place.CLASS), "LIMIT", tostring(place_in_line), "1")[1]
+  return redis.call("ZRANGEBYSCORE", q.prioritized, place.whole(place.class_start(class)),
+    "(" .. place.whole(place.class_start(class + 1)), "LIMIT", tostring(place_in_line), "1")[1]
 end
 
 local function class_of(found)
-  return found[2] and math.floor(tonumber(found[2]) / place.CLASS)
+  return found[2] and place.class_of(found[2])
 end
 
 --- The heads of all lines that are looked at, as {class, place, id, added}.
@@ -47,7 +47,7 @@ local function heads(q)
       return found
     end
     look(class)
-    class = class_of(redis.call("ZRANGEBYSCORE", q.prioritized, place.whole((class + 1) * place.CLASS), "+inf",
+    class = class_of(redis.call("ZRANGEBYSCORE", q.prioritized, place.whole(place.class_start(class + 1)), "+inf",
       "WITHSCORES", "LIMIT", "0", "1"))
   end
   local chance = class and redis.call("ZRANDMEMBER", q.prioritized, "1", "WITHSCORES")

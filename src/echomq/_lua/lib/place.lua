@@ -39,15 +39,41 @@ function M.score(priority, pc)
   return whole(priority * CLASS + redis.call("INCR", pc) % CLASS)
 end
 
---- The score before all others of its class, not below the class. Where it is the first of its class, it leaves room for `more`
---- that will be put before it.
+-- The counter begins anew where all classes have run empty, so there may be no room between the first of a class and the lower
+-- end of its share. What is put before it then goes below that end, into the upper half of the share of the class before, which
+-- no counter reaches: after all that stand there, and before all of its own. So a class begins half a share lower.
+local HALF = CLASS / 2
+
+--- Where the jobs of a class begin, those that were put before all others too; as a number.
+function M.class_start(priority)
+  return priority * CLASS - HALF
+end
+
+--- The class that a score belongs to.
+function M.class_of(score)
+  return math.floor((tonumber(score) + HALF) / CLASS)
+end
+
+local function lowest(priority, prioritized)
+  local first = redis.call("ZRANGEBYSCORE", prioritized, whole(M.class_start(priority)),
+    "(" .. whole(M.class_start(priority + 1)), "WITHSCORES", "LIMIT", "0", "1")
+  return tonumber(first[2] or "")
+end
+
+--- The score before all others of its class. Where it is the first of its class, it leaves room for `more` that will be put
+--- before it.
 function M.front_score(priority, prioritized, pc, more)
-  local first = redis.call("ZRANGEBYSCORE", prioritized, whole(priority * CLASS),
-    whole((priority + 1) * CLASS - 1), "WITHSCORES", "LIMIT", "0", "1")
-  if not first[2] then
+  local first = lowest(priority, prioritized)
+  if not first then
     return whole(priority * CLASS + redis.call("INCRBY", pc, whole(1 + (more or 0))) % CLASS)
   end
-  return whole(math.max(tonumber(first[2]) - 1, priority * CLASS))
+  return whole(math.max(first - 1, M.class_start(priority)))
+end
+
+--- The score at the front of a class by a caller's wish (protocol 5.2): its lower end, or before what stands there already.
+function M.first_score(priority, prioritized)
+  local first = lowest(priority, prioritized)
+  return whole(math.max(math.min(priority * CLASS, (first or math.huge) - 1), M.class_start(priority)))
 end
 
 --- The score of a due time: ties keep their order, up to 4096 in a millisecond.

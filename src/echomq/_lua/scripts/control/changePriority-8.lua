@@ -31,7 +31,7 @@ else
   if redis.call("ZREM", prioritized, job_id) == 1 or redis.call("LREM", wait, "-1", job_id) == 1
     or (q.settings.paused and redis.call("LREM", paused, "-1", job_id) == 1) then
     if first and priority > 0 then
-      redis.call("ZADD", prioritized, place.whole(priority * place.CLASS), job_id)
+      redis.call("ZADD", prioritized, place.first_score(priority, prioritized), job_id)
     else
       line_up.put(q, job_id, priority, first)
       line_up.mark(q)
