@@ -1,16 +1,29 @@
-"""Fixtures for the store tests: a server behind TLS."""
+"""Fixtures for the store tests: a client, a queue to run scripts on, a server behind TLS."""
 
 from __future__ import annotations
 
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
+from tests.store.scripts import Queue
 from tests.support.server import Server
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[redis.Redis]:
+    with server.client() as made:
+        yield made
+
+
+@pytest.fixture
+def queue(client: redis.Redis) -> Queue:
+    return Queue(client)
 
 
 @pytest.fixture(scope="session")

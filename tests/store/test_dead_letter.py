@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,12 +18,6 @@ from tests.support.server import Server
 both_servers = pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
 
 DEAD = "emq:{q}-dead:"
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[redis.Redis]:
-    with server.client() as client:
-        yield client
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,17 +14,6 @@ from tests.support.server import Server
 pytestmark = pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
 
 CLASS = 4294967296
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[redis.Redis]:
-    with server.client() as made:
-        yield made
-
-
-@pytest.fixture
-def queue(client: redis.Redis) -> Queue:
-    return Queue(client)
 
 
 def look(queue: Queue, *ids: str) -> dict[str, str]:

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import permutations
 
 import pytest
 import redis
 
 from tests.store.scripts import Outcome, Queue, completed, failed, job_args, retried
-from tests.support.server import Server
 
 pytestmark = pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[redis.Redis]:
-    with server.client() as client:
-        yield client
 
 
 def scene(client: redis.Redis) -> Queue:

@@ -5,10 +5,7 @@ Those in which Node does the same beside us are in test_vectors_side_by_side.py;
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import redis
 
 from tests.store.node_peer import NodePeer
 from tests.store.scripts import Outcome, Queue, T, completed, failed, job_args, retried
@@ -17,17 +14,6 @@ from tests.support.server import Server
 pytestmark = pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
 
 CLASS = 4294967296
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[redis.Redis]:
-    with server.client() as made:
-        yield made
-
-
-@pytest.fixture
-def queue(client: redis.Redis) -> Queue:
-    return Queue(client)
 
 
 # -- add

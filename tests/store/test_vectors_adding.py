@@ -5,7 +5,6 @@ The second half does the same steps by Node and by our scripts, as ``test_vector
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -14,19 +13,12 @@ import redis
 
 from tests.store.scripts import Dump, Outcome, Queue, T, completed, failed, job_args
 from tests.store.test_vectors_side_by_side import Both, Player, both, peer
-from tests.support.server import Server
 
 pytestmark = pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
 
 __all__ = ["both", "peer"]  # fixtures
 
 HOUR = 3_600_000
-
-
-@pytest.fixture
-def queue(server: Server) -> Iterator[Queue]:
-    with server.client() as client:
-        yield Queue(client)
 
 
 def add(queue: Queue, de: dict[str, Any], name: str = "job", data: str = "{}", **options: Any) -> tuple[str, int]:

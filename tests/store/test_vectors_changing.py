@@ -12,23 +12,11 @@ import pytest
 import redis
 
 from tests.store.scripts import Outcome, Queue, T, completed, failed, job_args, text
-from tests.support.server import Server
 
 pytestmark = pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
 
 CLASS = 4294967296
 MANUAL = "9007199254740991"
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[redis.Redis]:
-    with server.client() as made:
-        yield made
-
-
-@pytest.fixture
-def queue(client: redis.Redis) -> Queue:
-    return Queue(client)
 
 
 def change(queue: Queue, script: str, *args: str | int) -> list[Any]:

@@ -23,17 +23,6 @@ MINUTE, DAY = 60_000, 86_400_000
 
 
 @pytest.fixture
-def client(server: Server) -> Iterator[redis.Redis]:
-    with server.client() as made:
-        yield made
-
-
-@pytest.fixture
-def queue(client: redis.Redis) -> Queue:
-    return Queue(client)
-
-
-@pytest.fixture
 def schedules(queue: Queue) -> Schedules:
     return Schedules(queue)
 
