@@ -359,10 +359,12 @@ async def test_a_limit_that_is_changed_in_flight_holds_from_then_on(server: Serv
         log = said(client)
     levels = active_over_time(log)
     ends = [before for before, _, _ in changes[1:]] + [levels[-1][0] + 1]
+    seen = 0
     for (_, since, most), until in zip(changes, ends, strict=True):
         began = [level for (_, last), (at, level) in itertools.pairwise(levels) if since < at < until and level > last]
-        assert began
-        assert max(began) <= most
+        assert max(began, default=0) <= most
+        seen += bool(began)
+    assert seen >= 2  # a limit may have been changed again before anything began under it
     starts = [one.at for one in log if one.event == "active" and limited < one.at < lifted]
     assert len(starts) > 30
     # Which of the first starts opened a window cannot be seen from here: the limit was set a moment before.
