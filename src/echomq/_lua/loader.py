@@ -333,19 +333,22 @@ def libraries() -> dict[str, _File]:
 
 
 @cache
-def scripts() -> dict[str, Script]:
-    """Every script, by name."""
+def _script_files() -> dict[str, tuple[str, Traversable]]:
+    """Where each script stands, by its name."""
     found = _lua_files(files(__package__) / "scripts")
-    made: dict[str, Script] = {}
-    for path, file in sorted(found.items()):
-        name = path.rpartition("/")[2].removesuffix(".lua")
-        made[name] = assemble(name, _parse(f"scripts/{path}", file.read_text("utf-8")), libraries())
-    return made
+    return {path.rpartition("/")[2].removesuffix(".lua"): (path, found[path]) for path in sorted(found)}
 
 
+@cache
 def script(name: str) -> Script:
     """The script of this name."""
-    return scripts()[name]
+    path, file = _script_files()[name]
+    return assemble(name, _parse(f"scripts/{path}", file.read_text("utf-8")), libraries())
+
+
+def scripts() -> dict[str, Script]:
+    """Every script, by name."""
+    return {name: script(name) for name in _script_files()}
 
 
 def main() -> None:
