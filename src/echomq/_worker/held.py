@@ -30,7 +30,6 @@ class Held:
     Attributes:
         job: as it was fetched.
         token: that its lock carries.
-        run: by what the server can tell our run from every other.
         renewed_at: when its lock was last known to be renewed, on the lasting clock: the moment before that call was sent.
         hold: what we know.
         begun: whether its task has taken its first step: before that, a cancelled task would end without a word.
@@ -51,7 +50,6 @@ class Held:
         "reason",
         "renewed_at",
         "retry_policy",
-        "run",
         "task",
         "thread",
         "token",
@@ -60,7 +58,6 @@ class Held:
     def __init__(self, job: StoredJob, token: str, renewed_at: float) -> None:
         self.job = job
         self.token = token
-        self.run = job.run
         self.renewed_at = renewed_at
         self.hold = Hold.RUNNING
         self.begun = False
@@ -70,6 +67,11 @@ class Held:
         self.task: asyncio.Task[None] | None = None
         self.thread: asyncio.Future[Any] | None = None
         self.reason = ""
+
+    @property
+    def run(self) -> bytes:
+        """By what the server can tell our run from every other."""
+        return self.job.run
 
     def stop(self, reason: str, hold: Hold) -> None:
         """Tells the handler to stop. For the event loop's thread."""

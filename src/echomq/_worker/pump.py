@@ -551,11 +551,11 @@ class Pump:
         held.hold = Hold.ENDED
         if isinstance(outcome, RateLimited):
             self._hold_off(outcome.limit)  # from now on, not only when the server knows
+            self._put_back = True
         if self._given_back is not None and isinstance(outcome, GivenBack):
             self._given_back.append((held, outcome))
         else:
             self._ended.append((held, outcome))
-            self._put_back = self._put_back or isinstance(outcome, RateLimited)
             self._wake_one()
         self._tell_idle()
 
