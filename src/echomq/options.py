@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -18,6 +19,9 @@ Duration: TypeAlias = float | timedelta
 
 JSON: TypeAlias = Any
 """What can be written as JSON: None, bool, int, float, str, lists and dicts of them, and what msgspec makes such."""
+
+OnProgress: TypeAlias = Callable[[int], None]
+"""What a verb that goes in steps calls after each, with how much it has done so far."""
 
 MAX_PRIORITY: Final = 2_097_151
 MAX_DELAY: Final = 10 * 365 * 86_400.0
@@ -97,6 +101,25 @@ def check_truth(value: bool, name: str) -> bool:
     if not isinstance(value, bool):
         raise InvalidOption(f"{name}={shown(value)}: must be True or False")
     return value
+
+
+def untold(done: int) -> None:
+    """The ``OnProgress`` of whom nobody wants to hear."""
+
+
+def check_on_progress(on_progress: OnProgress | None) -> OnProgress:
+    """Checks what is to be called after each step; None for nothing.
+
+    Raises:
+        InvalidOption: it cannot be called, or gives something to be awaited, which nobody would.
+    """
+    if on_progress is None:
+        return untold
+    if not callable(on_progress) or inspect.iscoroutinefunction(on_progress):
+        raise InvalidOption(
+            f"on_progress={shown(on_progress)}: must be a plain function of one argument, how much is done; or None"
+        )
+    return on_progress
 
 
 def check_queue_name(name: str, *, hash_tag: bool) -> str:

@@ -27,7 +27,9 @@ from echomq.options import (
     JobSpec,
     Keep,
     Limiter,
+    OnProgress,
     check_deduplication_id,
+    check_on_progress,
     check_whole,
     shown,
     to_seconds,
@@ -257,7 +259,7 @@ class Queue:
 
     @property
     def admin(self) -> QueueAdmin:
-        """What is done to many jobs at once: retry, promote, drain, clean."""
+        """What is done to many jobs at once, or to the whole queue: retry, promote, drain, clean, obliterate."""
         return QueueAdmin(self._home)
 
     async def set_concurrency(self, most: int | None) -> None:
@@ -485,7 +487,7 @@ class DeadLetterQueue(Queue):
         self._home = Home(origin._home.connection, self._origin.dead_letters)
         self._dead_letter = None
 
-    async def requeue(self, job_id: str | None = None) -> list[str]:
+    async def requeue(self, job_id: str | None = None, *, on_progress: OnProgress | None = None) -> list[str]:
         """Moves dead letters back to the queue in which they failed, each as a new job whose attempts begin anew.
 
         Each keeps the id that it had there if no job has it now (one that stands in ``failed`` does), else it gets a new one.
@@ -494,6 +496,7 @@ class DeadLetterQueue(Queue):
 
         Args:
             job_id: the id of one, in this queue; left out, all that wait now, the oldest first.
+            on_progress: is called after each step with how many have been moved so far; what it raises ends this.
 
         Returns:
             Their ids in the other queue. A call that is cut short has moved a part: call it again for the rest.
@@ -504,7 +507,7 @@ class DeadLetterQueue(Queue):
         """
         if job_id is not None:
             _check_known_id(job_id)
-        return await control.requeue(self._home.line, self._origin, job_id)
+        return await control.requeue(self._home.line, self._origin, job_id, check_on_progress(on_progress))
 
 
 async def _as_it_is(asked: Job[Any], code: int) -> Job[Any]:

@@ -11,7 +11,7 @@ from echomq._store.keys import QueueKeys
 from echomq._store.line import Line
 from echomq.errors import JobLocked, JobNotFound, StateError
 from echomq.models import JobState
-from echomq.options import Duration
+from echomq.options import Duration, OnProgress
 
 _GONE, _SOME_CHILDREN_GONE, _RUNNING = 1, 2, 0
 
@@ -96,16 +96,17 @@ def _check_changed(line: Line, job_id: str, code: int, found: bytes, done: str, 
         raise StateError(f"{name} is not {done}: it is {where}, and must be {needed}", found=state)
 
 
-async def move_all(line: Line, origin: JobState) -> int:
+async def move_all(line: Line, origin: JobState, on_progress: OnProgress) -> int:
     """Moves all jobs of a state into the line, in steps. Gives how many."""
     moved, cut, left = 0, "", 1
     while left > 0:
         _, count, left, cut = await line.call("moveJobsToWait-11", (origin, cut))
         moved += count
+        on_progress(moved)
     return moved
 
 
-async def drain(line: Line, *, delayed: bool) -> int:
+async def drain(line: Line, *, delayed: bool, on_progress: OnProgress) -> int:
     """Removes the jobs that wait, in steps, but not those that are added meanwhile. Gives how many."""
     removed, since, counted = 0, "", ""
     for place in ("paused", "wait", "prioritized", *(("delayed",) if delayed else ())):
@@ -116,12 +117,15 @@ async def drain(line: Line, *, delayed: bool) -> int:
                 args = (place, str(skip), since, counted)
                 _, count, skip, more, since, counted = await line.call("drain-9", args)
                 here += count
+                on_progress(removed + here)
             removed += here
             again = here > 0 and skip > 0  # what was to stay may have been fetched, and others have moved up past us
     return removed
 
 
-async def clean(line: Line, state: JobState, older_than: Duration, limit: int | None) -> list[str]:
+async def clean(
+    line: Line, state: JobState, older_than: Duration, limit: int | None, on_progress: OnProgress
+) -> list[str]:
     """Removes the jobs of a state that are old enough, in steps. Gives their ids."""
     removed: list[str] = []
     grace, cut = str(duration_ms(older_than, "older_than")), ""
@@ -134,10 +138,11 @@ async def clean(line: Line, state: JobState, older_than: Duration, limit: int | 
             removed += map(decode_id, ids)
             if most is not None:
                 most -= len(ids)
+            on_progress(len(removed))
     return removed
 
 
-async def requeue(line: Line, origin: QueueKeys, job_id: str | None) -> list[str]:
+async def requeue(line: Line, origin: QueueKeys, job_id: str | None, on_progress: OnProgress) -> list[str]:
     """Moves the dead letters that wait now, or one, back to the queue that they failed in. Gives their ids there.
 
     Raises:
@@ -155,6 +160,7 @@ async def requeue(line: Line, origin: QueueKeys, job_id: str | None) -> list[str
         moved += map(decode_id, ids)
         wanted = left if first else min(wanted - gone, left)
         first = False
+        on_progress(len(moved))
     return moved
 
 

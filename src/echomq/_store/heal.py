@@ -7,7 +7,6 @@ there is left with a hash alone (protocol 3.16; docs/mixed-fleets.md).
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,10 +18,11 @@ from echomq._store.call import Lane, Patience, read_command, read_script
 from echomq._store.codec import decode_id, state_in, to_ms
 from echomq._store.keys import QueueKeys
 from echomq._store.line import Line
+from echomq._store.names import PAGE, foreign, may_be_a_job, pages
 from echomq.errors import ServerError
 from echomq.models import Healed, JobState
+from echomq.options import OnProgress, untold
 
-_PAGE: Final = 1000
 _LOOKED_FOR: Final = 500
 _PUT_BACK: Final = 100
 _LOOK: Final = "lookForLost-9"
@@ -30,16 +30,6 @@ _HEAL: Final = "healJobs-12"
 
 _SETS: Final = ("completed", "failed", "delayed", "prioritized", "waiting-children")
 _LISTS: Final = ("active", "wait", "paused")
-_KNOWN: Final = frozenset(
-    name.encode()
-    for name in (
-        *_SETS, *_LISTS, "id", "pc", "meta", "events", "marker", "stalled", "stalled-check", "limiter", "repeat", "priority",
-        "delay",
-    )
-)  # fmt: skip
-_NOT_JOBS: Final = (b"de:", b"dn:", b"metrics:")
-_ITERATION: Final = re.compile(rb"repeat:.*:\d+", re.DOTALL)
-_GLOB: Final = re.compile(r"([\[\]*?\\])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +79,17 @@ async def put_off(way: Way, seconds: float) -> None:
     await way.read("SET", way.keys.resolve("healing"), "1", "PX", str(to_ms(seconds)))
 
 
-async def heal(way: Way) -> Healed:
+async def heal(way: Way, on_progress: OnProgress = untold) -> Healed:
     """Looks at every job of the queue, in steps of at most 1,000 names, and puts back those that stand in no state.
 
-    What was only moving while it looked around is told from what is lost by a look at one moment (``_lost``).
+    ``on_progress`` is told how many names have been looked at, and again after each step that puts jobs back.
     """
-    count, names = await _nowhere(way)
-    names -= await _foreign(way, names)
+    count, names = await nowhere(way, on_progress)
     put_back: dict[JobState, list[str]] = {}
     broken: list[str] = []
-    ages = [(age, job_id) async for age, job_id in _ages(way, names)]
-    ages.sort(reverse=True)  # the oldest last: each goes to the front of the line
-    for start in range(0, len(ages), _LOOKED_FOR):
-        lost = await _lost(way, [job_id for _, job_id in ages[start : start + _LOOKED_FOR]])
-        broken += [decode_id(job_id) for job_id, mark in lost if not mark and not job_id.startswith(b"repeat:")]
-        whole = [(job_id, mark) for job_id, mark in lost if mark]
+    async for some in lost(way, names):
+        broken += [decode_id(job_id) for job_id, mark in some if not mark and not job_id.startswith(b"repeat:")]
+        whole = [(job_id, mark) for job_id, mark in some if mark]
         for first in range(0, len(whole), _PUT_BACK):
             reply = await way.change(_HEAL, [part for pair in whole[first : first + _PUT_BACK] for part in pair])
             assert isinstance(reply, list)
@@ -113,7 +99,20 @@ async def heal(way: Way) -> Healed:
                 found = state_in(state)
                 assert found is not None
                 put_back.setdefault(found, []).append(decode_id(job_id))
+            on_progress(count)
     return Healed(count, put_back, broken)
+
+
+async def lost(way: Way, names: Iterable[bytes]) -> AsyncIterator[list[tuple[bytes, bytes]]]:
+    """Those of these names that are of jobs and stood in no state at one moment, in parts, each with its mark.
+
+    What was only moving while it was looked for is told from what is lost by that look at one moment. The latest come first:
+    whoever puts each to the front of the line has the oldest there at last.
+    """
+    ages = [(age, job_id) async for age, job_id in _ages(way, names)]
+    ages.sort(reverse=True)
+    for start in range(0, len(ages), _LOOKED_FOR):
+        yield await _lost(way, [job_id for _, job_id in ages[start : start + _LOOKED_FOR]])
 
 
 async def _lost(way: Way, names: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
@@ -132,47 +131,19 @@ async def _lost(way: Way, names: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
     return [(job_id, mark) for job_id, mark in marks.items() if isinstance(job_id, bytes) and isinstance(mark, bytes)]
 
 
-async def _nowhere(way: Way) -> tuple[int, set[bytes]]:
+async def nowhere(way: Way, on_progress: OnProgress) -> tuple[int, set[bytes]]:
     """How many names were looked at, and those that stood in no state when they were."""
     count = 0
     names: set[bytes] = set()
-    async for page in _names(way):
-        count += len(page)
-        names |= await _in_no_set(way, page)
+    async for page in pages(way.read, way.keys.base):
+        jobs = [name for name in page if may_be_a_job(name)]
+        count += len(jobs)
+        names |= await _in_no_set(way, jobs)
+        on_progress(count)
     for kind in _LISTS if names else ():
         async for ids in _list(way, way.keys.key(kind)):
             names.difference_update(ids)
-    return count, names
-
-
-async def _names(way: Way) -> AsyncIterator[list[bytes]]:
-    """The names under which jobs may stand, page by page."""
-    base = way.keys.base.encode("utf-8", "surrogateescape")
-    pattern = _GLOB.sub(r"\\\1", way.keys.base) + "*"
-    cursor = b"0"
-    while True:
-        reply = await way.read("SCAN", cursor, "MATCH", pattern, "COUNT", str(_PAGE))
-        assert isinstance(reply, list)
-        following, keys = reply
-        assert isinstance(following, bytes)
-        assert isinstance(keys, list)
-        cursor = following
-        page = {key[len(base) :] for key in keys if isinstance(key, bytes)}
-        yield [name for name in page if _may_be_a_job(name)]
-        if cursor == b"0":
-            return
-
-
-def _may_be_a_job(name: bytes) -> bool:
-    """By its name alone. An id holds no colon, or two, or is that of a schedule's run (protocol 1.3, 3.28).
-
-    So what belongs to a job is none: it has one colon, or three. Nor is what belongs to a queue whose prefix begins like ours.
-    """
-    if name in _KNOWN or name.startswith(_NOT_JOBS):
-        return False
-    if name.startswith(b"repeat:"):
-        return _ITERATION.fullmatch(name) is not None
-    return name.count(b":") in (0, 2)
+    return count, names - await foreign(way.read, way.keys, names)
 
 
 async def _in_no_set(way: Way, names: Iterable[bytes]) -> set[bytes]:
@@ -191,26 +162,12 @@ async def _list(way: Way, key: str) -> AsyncIterator[list[bytes]]:
     """The ids of a list, a chunk at a time."""
     start = 0
     while True:
-        ids = await way.read("LRANGE", key, str(start), str(start + _PAGE - 1))
+        ids = await way.read("LRANGE", key, str(start), str(start + PAGE - 1))
         assert isinstance(ids, list)
         yield ids  # type: ignore[misc]
-        if len(ids) < _PAGE:
+        if len(ids) < PAGE:
             return
-        start += _PAGE
-
-
-async def _foreign(way: Way, names: Iterable[bytes]) -> set[bytes]:
-    """Those that are jobs of a queue whose prefix begins with our queue's name: ``bull:ours:more:theirs:17``."""
-    owners: dict[bytes, set[bytes]] = {}
-    for name in names:
-        if b":" in name and not name.startswith(b"repeat:"):
-            owners.setdefault(name.rpartition(b":")[0], set()).add(name)
-    found: set[bytes] = set()
-    base = way.keys.base.encode("utf-8", "surrogateescape")
-    for owner, jobs in owners.items():
-        if await way.read("EXISTS", base + owner + b":id", base + owner + b":meta"):
-            found |= jobs
-    return found
+        start += PAGE
 
 
 async def _ages(way: Way, names: Iterable[bytes]) -> AsyncIterator[tuple[int, bytes]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from dataclasses import dataclass
+from typing import Final
 
 from echomq.errors import InvalidOption
 from echomq.options import check_queue_name
@@ -16,7 +17,16 @@ _OURS = {
     "calls": "calls", "suspects": "suspects", "limits": "limits", "paused_schedulers": "paused-schedulers",
     "version_5": "v5", "healing": "healing", "standing": "standing",
 }  # fmt: skip
-"""Keys of our own: not under ``{prefix}:``, where other programs' maintenance would take them for jobs and delete them."""
+"""Keys of our own: not under ``{prefix}:``, where other programs' maintenance would take them for jobs and delete them.
+
+A key that there may be many of is called ``<one of these names>:<more>``."""
+
+THEIRS: Final = (
+    "wait", "paused", "active", "prioritized", "delayed", "waiting-children", "completed", "failed", "id", "pc", "meta",
+    "events", "marker", "stalled", "stalled-check", "limiter", "repeat", "priority", "delay", "metrics:completed",
+    "metrics:completed:data", "metrics:failed", "metrics:failed:data",
+)  # fmt: skip
+"""All others that a queue has once, by their suffixes (protocol 1.1): those of other runtimes and of old versions too."""
 
 _PLAIN = re.compile(r"[!-~]+")
 
@@ -68,6 +78,16 @@ class QueueKeys:
     def resolve(self, name: str) -> str:
         """The key that a script's header calls ``name``."""
         return self.own_base + _OURS[name] if name in _OURS else self.base + _SUFFIXES.get(name, name)
+
+    @property
+    def once(self) -> list[str]:
+        """All keys that a queue has once, whether they are there or not: not those of its jobs, ids and schedules."""
+        return [*map(self.key, THEIRS), *(self.own_base + suffix for suffix in _OURS.values())]
+
+    def is_one_of_many(self, suffix: bytes) -> bool:
+        """Whether what stands under ``own_base`` with this suffix is of a kind of ours that there may be many of."""
+        kind, colon, _ = suffix.partition(b":")
+        return colon != b"" and kind.decode("utf-8", "surrogateescape") in _OURS.values()
 
     def client_name(self, suffix: str = "") -> str | None:
         """The name of a connection, by which ``getWorkers`` of any runtime finds it (protocol 11.2).

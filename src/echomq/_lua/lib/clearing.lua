@@ -34,7 +34,7 @@ end
 local function release_dedup(q, id, deid)
   local whole, keys = pcall(dedup_keys.of, q.base, id, deid)
   if whole and #keys > 0 then
-    redis.call("DEL", unpack(keys))
+    redis.call("UNLINK", unpack(keys))
   end
 end
 

@@ -124,7 +124,7 @@ local function remove(node, parent)
     end
   end
   if node.dedup and #node.dedup > 0 then
-    redis.call("DEL", unpack(node.dedup))
+    redis.call("UNLINK", unpack(node.dedup))
   end
   if job_keys.delete(node.key) > 0 then
     redis.pcall("XADD", q.events, "MAXLEN", "~", q.settings.max_events, "*", "event", "removed", "jobId", node.id,

@@ -73,7 +73,6 @@ local has_children = #family_keys > 0 and redis.call("EXISTS", unpack(family_key
 
 -- The first write, so that a full memory does not refuse the rest; and the look at the events.
 check.read("stream", "XTRIM", events, "MAXLEN", "~", settings.max_events)
-queue_meta.write_default(meta, settings)
 if settings.paused then
   paused_list.take_over(paused, wait)
 end
@@ -321,6 +320,9 @@ for index = 1, outcomes do
 end
 store_members()
 leaving.drop_locks(state)
+if freed > 0 then
+  queue_meta.write_default(meta, settings)   -- else the queue may have been obliterated, and is not begun anew
+end
 
 local budget = 2 * outcomes + 50
 for target, set in pairs({ completed = completed, failed = failed }) do
