@@ -10,7 +10,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, Protocol, Self, TypeVar, overload
 
-from echomq._log import logger
+from echomq._log import about, logger
+from echomq._telemetry import Guard, TelemetryOption
 from echomq.connection import Connection
 from echomq.errors import InvalidOption, RetryLater, Unrecoverable
 from echomq.job import Job
@@ -54,6 +55,7 @@ class EchoMQ:
             ``ECHOMQ_URL``. Nothing connects before the first call.
         prefix: what all keys begin with. ``"bull"`` shares BullMQ's own layout.
         hash_tag: whether queue names stand in braces, as a cluster needs; left out: yes, except with prefix ``"bull"``.
+        telemetry: hears what its queues and workers do, as for ``Queue``.
 
     Example:
         >>> app = EchoMQ("embedded://school")
@@ -68,7 +70,10 @@ class EchoMQ:
         *,
         prefix: str = "emq",
         hash_tag: bool | None = None,
+        telemetry: TelemetryOption = None,
     ) -> None:
+        Guard.of(telemetry)  # refused here, if it is none
+        self._telemetry = telemetry
         self._connection = Connection.of(connection)
         self._prefix = prefix
         self._hash_tag = hash_tag
@@ -252,7 +257,12 @@ class EchoMQ:
         found = self._queues.get(name)
         if found is None:
             found = Queue(
-                name, connection=self._connection, prefix=self._prefix, hash_tag=self._hash_tag, max_size=said
+                name,
+                connection=self._connection,
+                prefix=self._prefix,
+                hash_tag=self._hash_tag,
+                max_size=said,
+                telemetry=self._telemetry,
             )
             self._queues[name] = found
         elif max_size is not None:
@@ -274,7 +284,7 @@ class EchoMQ:
             connection=self._connection,
             prefix=self._prefix,
             hash_tag=self._hash_tag,
-            **options,
+            **{"telemetry": self._telemetry, **options},
         )
 
     async def work(self, *queues: str, concurrency: int = 10, **options: Any) -> None:
@@ -332,5 +342,6 @@ class EchoMQ:
                 job.name,
                 known,
                 UNKNOWN_TASK_DELAY,
+                extra=about(job.queue_name, job.id, job.name),
             )
         raise RetryLater(UNKNOWN_TASK_DELAY, f"unknown task {job.name!r}")

@@ -15,6 +15,7 @@ from echomq._store.codec import StoredJob, dead_letter_in, decode_json, id_out, 
 from echomq._store.codes import ADDED, DEDUPLICATED, DUPLICATE
 from echomq._store.events import Ending, result_of
 from echomq._store.home import Home
+from echomq._telemetry import JOB_ID, JOB_NAME, Attributes, traced
 from echomq.errors import (
     BrokenKey,
     EchoMQError,
@@ -31,6 +32,10 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 _flags: Final = threading.Lock()
+
+
+def _about(job: Job[Any], /, *_: object, **__: object) -> Attributes:
+    return {JOB_ID: job.id, JOB_NAME: job.name}
 
 
 class Job(Generic[R]):
@@ -271,6 +276,7 @@ class Job(Generic[R]):
         found = await read.job(self._home.line, self.id)
         return None if found is None else Job(found[0], self._home, found[1], returns=self._returns)
 
+    @traced("remove", about=_about)
     async def remove(self, *, children: bool = True) -> None:
         """Removes the job. Does nothing if it is gone.
 
@@ -285,6 +291,7 @@ class Job(Generic[R]):
         check_truth(children, "children")
         await control.remove(self._home.line, self.id, children=children)
 
+    @traced("promote", about=_about)
     async def promote(self) -> None:
         """Lets the job run now that waits for its time. It goes to the end of the line, or of its priority's.
 
@@ -297,6 +304,7 @@ class Job(Generic[R]):
         """
         await control.promote(self._home.line, self.id)
 
+    @traced("changeDelay", about=_about)
     async def change_delay(self, delay: Duration | None = None, *, at: datetime | None = None) -> None:
         """Gives the job another time to wait for, while it is delayed.
 
@@ -320,6 +328,7 @@ class Job(Generic[R]):
             check_moment(at, "at")
         await control.change_delay(self._home.line, self.id, delay=delay, at=at)
 
+    @traced("changePriority", about=_about)
     async def change_priority(self, priority: int, *, lifo: bool = False) -> None:
         """Gives the job another priority.
 
@@ -337,6 +346,7 @@ class Job(Generic[R]):
         check_whole(priority, "priority", least=0, most=MAX_PRIORITY)
         await control.change_priority(self._home.line, self.id, priority, lifo=check_truth(lifo, "lifo"))
 
+    @traced("retry", about=_about)
     async def retry(self, *, reset_attempts: bool = False) -> None:
         """Lets the job run again that has failed or completed. Its result or reason goes, its tracebacks stay.
 
@@ -354,6 +364,7 @@ class Job(Generic[R]):
         check_truth(reset_attempts, "reset_attempts")
         await control.retry(self._home.line, self.id, reset_attempts=reset_attempts)
 
+    @traced("removeDeduplicationKey", about=_about)
     async def remove_deduplication(self) -> bool:
         """Frees the deduplication id that this job holds, so that the next add of it adds a job. This one goes on as it is.
 

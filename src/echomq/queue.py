@@ -8,11 +8,12 @@ from datetime import datetime
 from typing import Any, Final, Self
 
 from echomq._store import control, limits, read
-from echomq._store.codec import NewJob, StoredJob, encode_spec
+from echomq._store.codec import NewJob, StoredJob, carrying, encode_spec
 from echomq._store.codes import ADDED, FULL
 from echomq._store.home import Home
 from echomq._store.keys import QueueKeys
 from echomq._store.line import MOST_BYTES, MOST_JOBS, Added, size_of
+from echomq._telemetry import JOB_ID, JOB_NAME, Attributes, Guard, Spans, TelemetryOption, traced
 from echomq.connection import Connection
 from echomq.errors import BulkAddError, ConnectionLost, EchoMQError, EncodingError, InvalidOption, QueueFull
 from echomq.job import Job
@@ -37,6 +38,7 @@ from echomq.options import (
 from echomq.queue_admin import QueueAdmin
 
 _MOST_FIELDS: Final = 100
+_MOST_NAMES: Final = 100
 _NOTHING_BESIDE: Final = (None, None, None, 0, False, 0, None, None, None, None, None, None, None, None)
 """What ``Queue.add`` has of the options that stand in a ``JobSpec``, if none was given."""
 
@@ -61,6 +63,7 @@ class Queue:
             except with the prefix ``"bull"``.
         max_size: how many jobs may wait in the queue (with a priority or a delay, or without); what would be one more is
             refused with ``QueueFull``. It binds the adds of this object; give it to all that add. Left out: any number.
+        telemetry: hears what is done here, such as ``echomq.telemetry.OpenTelemetry()``; or a list of such (docs/telemetry.md).
 
     Raises:
         InvalidOption: a name breaks a rule.
@@ -78,11 +81,12 @@ class Queue:
         prefix: str = "emq",
         hash_tag: bool | None = None,
         max_size: int | None = None,
+        telemetry: TelemetryOption = None,
     ) -> None:
         keys = QueueKeys.of(name, prefix=prefix, hash_tag=hash_tag)
         if max_size is not None:
             check_whole(max_size, "max_size", least=1)
-        self._home = Home(Connection.of(connection), keys, max_size)
+        self._home = Home(Connection.of(connection), keys, max_size, Guard.of(telemetry))
         self._dead_letter: DeadLetterQueue | None = None
 
     def __repr__(self) -> str:
@@ -157,6 +161,8 @@ class Queue:
             raise InvalidOption("a JobSpec has its data and its options already: give nothing else beside it")
         spec = name if isinstance(name, JobSpec) else JobSpec(name, data, *beside)
         new = encode_spec(spec)
+        if self._home.telemetry is not None:
+            return await self._traced_add(self._home.telemetry, spec, new)
         [added] = await self._home.line.add((new,))
         return self._job(new, added) if added.code == ADDED else await self._not_new(new, added)
 
@@ -173,7 +179,16 @@ class Queue:
         Example:
             >>> await queue.add_bulk(JobSpec("enroll", {"learner": number}) for number in range(10_000))
         """
-        new = [_encoded(position, spec) for position, spec in enumerate(jobs)]
+        specs = list(jobs)
+        new = [_encoded(position, spec) for position, spec in enumerate(specs)]
+        telemetry = self._home.telemetry
+        if telemetry is None or not new:
+            return await self._add_all(new)
+        about: Attributes = {"bullmq.job.bulk.count": len(new), "bullmq.job.bulk.names": _names(specs)}
+        with telemetry.span("addBulk", self._home.keys.protocol_name, "producer", about) as span:
+            return await self._add_all(_carrying(new, span))
+
+    async def _add_all(self, new: list[NewJob]) -> list[Job[Any]]:
         line = self._home.line
         made: list[Job[Any]] = []
         not_new: list[tuple[int, int]] = []  # position and code
@@ -230,7 +245,10 @@ class Queue:
             {'waiting': 3, 'failed': 0}
         """
         _check_states(states)
-        return await read.counts(self._home.line, states or JOB_STATES)
+        found = await read.counts(self._home.line, states or JOB_STATES)
+        if self._home.telemetry is not None:
+            self._home.telemetry.counted(self._home.keys.protocol_name, read.as_stored(found))
+        return found
 
     async def jobs(self, *states: JobState, newest_first: bool = False) -> AsyncIterator[Job[Any]]:
         """The jobs in these states, or, without an argument, in each state: one state after the other.
@@ -262,6 +280,7 @@ class Queue:
         """What is done to many jobs at once, or to the whole queue: retry, promote, drain, clean, obliterate."""
         return QueueAdmin(self._home)
 
+    @traced("setGlobalConcurrency")
     async def set_concurrency(self, most: int | None) -> None:
         """Lets at most so many jobs of this queue run at once, over all workers; None for any number.
 
@@ -283,6 +302,7 @@ class Queue:
         """
         return await limits.concurrency(self._home.line)
 
+    @traced("setGlobalRateLimit")
     async def set_rate_limit(self, max: int, duration: Duration) -> None:
         """Lets at most ``max`` jobs of this queue start in ``duration``, over all workers.
 
@@ -302,6 +322,7 @@ class Queue:
         """
         await limits.set_rate(self._home.line, Limiter(max, duration))
 
+    @traced("removeGlobalRateLimit")
     async def remove_rate_limit(self) -> None:
         """Lifts what ``set_rate_limit`` set. Limits of single workers and one by hand stay.
 
@@ -318,6 +339,7 @@ class Queue:
         """
         return await limits.rate(self._home.line)
 
+    @traced("rateLimit")
     async def rate_limit(self, after: Duration) -> None:
         """Lets no worker of this queue fetch for a time, as a far side asks that has had enough. Jobs that run go on.
 
@@ -398,6 +420,7 @@ class Queue:
                 )
         await control.publish(self._home.line, name, fields)
 
+    @traced("pause")
     async def pause(self) -> None:
         """Lets workers fetch nothing more from this queue, wherever they run; jobs that run go on.
 
@@ -406,6 +429,7 @@ class Queue:
         """
         await control.pause(self._home.line)
 
+    @traced("resume")
     async def resume(self) -> None:
         """Lets workers fetch again.
 
@@ -422,6 +446,7 @@ class Queue:
         """
         return await read.is_paused(self._home.line)
 
+    @traced("removeDeduplicationKey")
     async def remove_deduplication(self, deduplication_id: str) -> bool:
         """Frees a deduplication id, so that the next add of it adds a job. The job that held it goes on as it is.
 
@@ -454,6 +479,14 @@ class Queue:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
 
+    async def _traced_add(self, telemetry: Guard, spec: JobSpec, new: NewJob) -> Job[Any]:
+        with telemetry.span("add", self._home.keys.protocol_name, "producer", {JOB_NAME: spec.name}) as span:
+            [new] = _carrying([new], span)
+            [added] = await self._home.line.add((new,))
+            job = self._job(new, added) if added.code == ADDED else await self._not_new(new, added)
+            span.set({JOB_ID: job.id})
+            return job
+
     async def _not_new(self, new: NewJob, added: Added) -> Job[Any]:
         if added.code == FULL:
             raise self._full(added)
@@ -484,7 +517,7 @@ class DeadLetterQueue(Queue):
 
     def __init__(self, origin: Queue) -> None:
         self._origin = origin._home.keys
-        self._home = Home(origin._home.connection, self._origin.dead_letters)
+        self._home = Home(origin._home.connection, self._origin.dead_letters, telemetry=origin._home.telemetry)
         self._dead_letter = None
 
     async def requeue(self, job_id: str | None = None, *, on_progress: OnProgress | None = None) -> list[str]:
@@ -542,6 +575,16 @@ def _encoded(position: int, spec: JobSpec) -> NewJob:
         return encode_spec(spec)
     except EncodingError as error:
         raise EncodingError(f"jobs[{position}]: {error}", path=f"jobs[{position}].{error.path}") from error
+
+
+def _carrying(new: list[NewJob], span: Spans) -> list[NewJob]:
+    context = span.carried()
+    return new if context is None else [carrying(one, context) for one in new]
+
+
+def _names(specs: Sequence[JobSpec]) -> list[str]:
+    """The different names among them, as many as a span should hold."""
+    return list(dict.fromkeys(spec.name for spec in specs))[:_MOST_NAMES]
 
 
 def _parts(jobs: list[NewJob]) -> Iterable[tuple[int, int]]:

@@ -6,6 +6,7 @@ from typing import Final, Literal, TypeAlias
 
 from echomq._store import admin, control, heal
 from echomq._store.home import Home
+from echomq._telemetry import traced
 from echomq.errors import InvalidOption
 from echomq.models import Healed
 from echomq.options import (
@@ -45,6 +46,7 @@ class QueueAdmin:
     def __init__(self, home: Home) -> None:
         self._home = home
 
+    @traced("retryJobs", "producer")
     async def retry_all(self, state: Ended = "failed", *, on_progress: OnProgress | None = None) -> int:
         """Lets all jobs run again that have failed (or completed) until now, the oldest first. Gives how many.
 
@@ -59,6 +61,7 @@ class QueueAdmin:
             raise InvalidOption(f"state {shown(state)}: must be one of {', '.join(_ENDED)}")
         return await control.move_all(self._home.line, state, check_on_progress(on_progress))
 
+    @traced("promoteJobs")
     async def promote_all(self, *, on_progress: OnProgress | None = None) -> int:
         """Lets all delayed jobs run now, in the order of their times, but not the next runs of schedules. Gives how many.
 
@@ -73,6 +76,7 @@ class QueueAdmin:
         """
         return await control.move_all(self._home.line, "delayed", check_on_progress(on_progress))
 
+    @traced("drain")
     async def drain(self, *, delayed: bool = False, on_progress: OnProgress | None = None) -> int:
         """Removes the jobs that wait to be run, those with a priority too. Gives how many.
 
@@ -89,6 +93,7 @@ class QueueAdmin:
         check_truth(delayed, "delayed")
         return await control.drain(self._home.line, delayed=delayed, on_progress=check_on_progress(on_progress))
 
+    @traced("clean")
     async def clean(
         self,
         state: Cleanable,
@@ -124,6 +129,7 @@ class QueueAdmin:
             check_whole(limit, "limit", least=1)
         return await control.clean(self._home.line, state, older_than, limit, check_on_progress(on_progress))
 
+    @traced("heal")
     async def heal(self, *, on_progress: OnProgress | None = None) -> Healed:
         """Puts back jobs that stand in no state although they are there: no worker would ever come upon them.
 
@@ -147,6 +153,7 @@ class QueueAdmin:
         """
         return await heal.heal(heal.Way.of_line(self._home.line), check_on_progress(on_progress))
 
+    @traced("obliterate")
     async def obliterate(self, *, force: bool = False, on_progress: OnProgress | None = None) -> int:
         """Removes the queue with all that belongs to it, so that no key of it is left. Gives how many jobs there were.
 
@@ -175,6 +182,7 @@ class QueueAdmin:
         check_truth(force, "force")
         return await admin.obliterate(self._home.line, force=force, on_progress=check_on_progress(on_progress))
 
+    @traced("removeOrphanedJobs")
     async def remove_orphans(self, *, jobs: bool = False, on_progress: OnProgress | None = None) -> int:
         """Removes what was left behind by jobs that are gone: logs, lists of children, locks without an expiry.
 
@@ -194,6 +202,7 @@ class QueueAdmin:
         check_truth(jobs, "jobs")
         return await admin.remove_orphans(self._home.line, jobs=jobs, on_progress=check_on_progress(on_progress))
 
+    @traced("trimEvents")
     async def trim_events(self, max_len: int, *, on_progress: OnProgress | None = None) -> int:
         """Cuts the event log to about its latest ``max_len`` entries, now and once. Gives how many were removed.
 

@@ -7,17 +7,17 @@ import functools
 import inspect
 import random
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Final, Self, get_args
 
 import msgspec
 
-from echomq._log import about, logger
+from echomq._log import about, logger, running_job
 from echomq._redis.client import Link
 from echomq._redis.heartbeat import HeartbeatLink
 from echomq._store.home import Home
 from echomq._store.keys import QueueKeys
+from echomq._telemetry import Guard, TelemetryOption
 from echomq._worker.crew import Crew, Plan
 from echomq._worker.executors import Threads, is_async
 from echomq._worker.held import Held
@@ -47,9 +47,6 @@ Processor = Callable[[Job[Any]], Any]
 
 _LONGEST_PAUSE = 1.0
 _CRASH_BACKOFF: Final = Backoff.exponential(60)
-
-_inside: ContextVar[Worker | None] = ContextVar("_inside", default=None)
-"""Whose handler runs here."""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -108,6 +105,7 @@ class Worker:
         fair_share: of the jobs that this worker fetches, the share that goes to those that have waited longest, whatever their
             priority: from 0 to 0.5 (docs/priorities.md).
         metrics_points: minutes of per-minute counts to keep (protocol 10); 0 for none.
+        telemetry: hears what the worker does, as for ``Queue``; left out, that of the ``Queue`` that it is given, if any.
 
     Example:
         >>> async def process(job):
@@ -141,6 +139,7 @@ class Worker:
         crash_backoff: Backoff | None = None,
         fair_share: float = 0.0,
         metrics_points: int = 0,
+        telemetry: TelemetryOption = None,
     ) -> None:
         if not callable(processor if route is None else route) or (processor is not None and route is not None):
             raise InvalidOption(
@@ -148,10 +147,12 @@ class Worker:
             )
         if route is None:
             _check_takes_the_job(processor)
+        guard = Guard.of(telemetry)
         if isinstance(queue, Queue):
             if connection is not None:
                 raise InvalidOption("connection: leave it out when you pass a Queue, whose connection is used")
             self._keys, self._connection = queue._home.keys, queue._home.connection
+            guard = guard or queue._home.telemetry
         else:
             self._keys = QueueKeys.of(queue, prefix=prefix, hash_tag=hash_tag)
             self._connection = Connection.of(connection)
@@ -184,6 +185,7 @@ class Worker:
             crash_backoff=_CRASH_BACKOFF if crash_backoff is None else crash_backoff,
             fair_share=_checked_share(fair_share),
             metrics_points=check_whole(metrics_points, "metrics_points", least=0, most=100_000),
+            telemetry=guard,
         )
         self._processor = processor
         self._route = route
@@ -287,7 +289,7 @@ class Worker:
         session = self._session
         if session is not None and not session.task.get_loop().is_closed():
             session.stop(hurry=force)
-            if _inside.get() is not self:  # a handler that closes its own worker does not wait for itself
+            if not session.runs_here():  # a handler that closes its own worker does not wait for itself
                 await self._wait_for(session)
 
     # -- inside ------------------------------------------------------------------------------------------------------------
@@ -325,6 +327,7 @@ class _Session:
         self._stop = asyncio.Event()
         self._hurry = False
         self._crew: Crew | None = None
+        self._home = Home(worker._connection, worker._keys, telemetry=worker._plan.telemetry)
         self.is_ready = asyncio.Event()
         self._told = False
         self.task = asyncio.create_task(self._run(), name=f"echomq worker {worker.name}")
@@ -349,6 +352,11 @@ class _Session:
         if self._crew is not None:
             self._crew.pump.open()
 
+    def runs_here(self) -> bool:
+        """Whether it is called in a handler of this session."""
+        job = running_job.get()
+        return job is not None and job._home is self._home
+
     def result(self) -> list[str]:
         """Ids of jobs whose outcome was not stored. What ended the session is raised once, to the first who asks."""
         if self._told:
@@ -359,7 +367,6 @@ class _Session:
     async def _run(self) -> list[Held]:
         worker = self._worker
         hub = worker._connection.acquire()
-        home = Home(worker._connection, worker._keys)
         commands: Link | None = None
         threads = Threads(worker._plan.concurrency, f"echomq-{worker.name}")
         try:
@@ -378,7 +385,7 @@ class _Session:
                 )
             blocking = await hub.new_link(client_name=client_name)
             heartbeat = HeartbeatLink(await hub.settings())
-            call = _Calls(worker, home, threads)
+            call = _Calls(worker, self._home, threads)
             self._crew = crew = Crew(
                 worker._keys,
                 worker._plan,
@@ -403,7 +410,7 @@ class _Session:
             threads.close()
             if commands is not None:
                 await commands.close()
-            await home.close()
+            await self._home.close()
             await hub.release()
 
     async def _server_is_there(self, hub: Hub) -> bool:
@@ -442,12 +449,11 @@ class _Calls:
         self._is_async = self._processor is not None and is_async(self._processor)
         self._threads = threads
         self._home = home
-        self._worker = worker
 
     async def __call__(self, held: Held) -> Any:
         job: Job[Any] = Job(held.job, self._home)
         held.called = True
-        _inside.set(self._worker)  # for this run's own context: every run is a task
+        running_job.set(job)  # for this run's own context: every run is a task
         if self._is_async:
             assert self._processor is not None
             return await self._processor(job)

@@ -14,6 +14,7 @@ import pytest
 from echomq import Connection, Cron, Deduplication, Job, JobScheduler, JobSpec, Queue, StateError, Worker
 from echomq._lua.loader import script
 from echomq._store.keys import QueueKeys
+from echomq.metrics import prometheus_text
 from tests.chaos.rig import BASE, FAST, LOCK, QUEUE, Runs, assert_sound
 from tests.support.proxy import Loss, Proxy, needle
 from tests.support.server import Server
@@ -29,6 +30,7 @@ CALLED = [
     "extendLocks-2",
     "forgetQueue-10",
     "getCounts-8",
+    "getGauges-10",
     "getJob-8",
     "getRanges-8",
     "getRateLimitTtl-2",
@@ -129,6 +131,7 @@ async def change(queue: Queue, ended: list[Job[Any]]) -> None:
     await queue.set_concurrency(None)
     await queue.rate_limit(0)
     assert await queue.rate_limit_ttl() == 0
+    assert "bullmq_job_count" in await prometheus_text(queue)
     assert await queue.admin.retry_all() == 0
     await queue.dead_letter.add("never", {})
     assert await queue.dead_letter.admin.obliterate() == 1

@@ -307,6 +307,7 @@ STEPS: dict[str, Step] = {
     "getCounts": lambda world: world.queue.counts(
         "waiting", "active", "delayed", "prioritized", "completed", "failed", "waiting-children"
     ),
+    "getGauges": lambda world: world.queue.run("getGauges-10"),
     "isFinished": lambda world: world.queue.is_finished("w1", "old0", "old2", "a1"),
 }
 
@@ -316,7 +317,9 @@ REPLAYS = ("moveToActive, again", "moveToFinished, again")
 OTHERS = {"claimEffect", "finishEffect", "releaseEffect"}
 """They know one key, which is no queue's."""
 
-READS = {"getSchedulers", "getState", "getJob", "getCounts", "isFinished", "getRanges", "getRateLimitTtl"}
+READS = {
+    "getSchedulers", "getState", "getJob", "getCounts", "getGauges", "isFinished", "getRanges", "getRateLimitTtl",
+}  # fmt: skip
 
 MAKE: dict[str, tuple[str | int, ...]] = {
     "string": ("SET", "{}", "rubbish"),

@@ -399,6 +399,13 @@ def encode_spec(spec: JobSpec) -> NewJob:
     )
 
 
+def carrying(job: NewJob, context: str) -> NewJob:
+    """The same job with the context of a trace, for who runs it to go on from (protocol 11.1)."""
+    name, data, opts, *rest = job
+    assert isinstance(opts, bytes)
+    return (name, data, b'%b,"tm":%b}' % (opts[:-1], _encoder.encode(context)), *rest)
+
+
 # -- jobs as they stand on the server ----------------------------------------------------------------------------------
 
 
@@ -534,6 +541,15 @@ def too_late(job: StoredJob, options: RunOptions) -> float | None:
         return None
     last = max(job.number(b"timestamp") + options.delay + options.expire_in, options.expire_at)
     return options.expire_in / 1000 if job.number(b"processedOn") > last else None
+
+
+def carried(job: StoredJob) -> str | None:
+    """The context of a trace that a job carries, if it can be read."""
+    try:
+        context = job.opts.raw.get("tm")
+    except ValueError:
+        return None
+    return context if isinstance(context, str) else None
 
 
 _OF_THIS_LIFE: Final = frozenset(

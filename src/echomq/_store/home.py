@@ -7,6 +7,7 @@ import threading
 
 from echomq._store.keys import QueueKeys
 from echomq._store.line import Line
+from echomq._telemetry import Guard
 from echomq.connection import Connection, run_elsewhere
 
 
@@ -17,12 +18,16 @@ class Home:
         connection: to which server.
         keys: the queue's keys.
         max_size: how many jobs may wait in the queue for an add to be taken; None for any number.
+        telemetry: what hears of what is done here; None for nothing.
     """
 
-    def __init__(self, connection: Connection, keys: QueueKeys, max_size: int | None = None) -> None:
+    def __init__(
+        self, connection: Connection, keys: QueueKeys, max_size: int | None = None, telemetry: Guard | None = None
+    ) -> None:
         self.connection = connection
         self.keys = keys
         self.max_size = max_size
+        self.telemetry = telemetry
         self._line: Line | None = None  # the one used last
         self._lines: dict[asyncio.AbstractEventLoop, Line] = {}
         self._guard = threading.Lock()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from echomq._store.codec import StoredJob, id_out, state_in, state_out
 from echomq._store.line import Line
@@ -24,6 +24,11 @@ async def counts(line: Line, states: Sequence[JobState]) -> dict[JobState, int]:
     reply = await line.read("getCounts-8", [state_out(state) for state in states])
     assert isinstance(reply, list)
     return dict(zip(states, reply, strict=True))  # type: ignore[arg-type]
+
+
+def as_stored(counts: Mapping[JobState, int]) -> dict[str, int]:
+    """The same with the protocol's names of the states."""
+    return {state_out(state): count for state, count in counts.items()}
 
 
 _PAGE = 100

@@ -19,6 +19,7 @@ from echomq._store.fetch import Want
 from echomq._store.keep import extend_locks_now
 from echomq._store.keys import QueueKeys
 from echomq._store.schedule import Schedules
+from echomq._telemetry import Guard
 from echomq._worker.heal import Healer
 from echomq._worker.held import Held, HeldTable, Hold
 from echomq._worker.keep import Keeper
@@ -27,6 +28,7 @@ from echomq._worker.pump import Pump
 from echomq._worker.retry import Retries
 from echomq._worker.run import Runner
 from echomq._worker.stalled import Sweeper
+from echomq._worker.trace import Tracer
 from echomq.errors import ConnectionLost, EchoMQError, InvalidOption, ServerUnavailable, Unrecoverable
 from echomq.models import FAILURE_KINDS
 from echomq.options import Backoff, BackoffStrategy, Keep, OnCrashLimit
@@ -64,6 +66,7 @@ class Plan:
     crash_backoff: Backoff
     fair_share: float
     metrics_points: int
+    telemetry: Guard | None
 
 
 class Crew:
@@ -100,7 +103,9 @@ class Crew:
         self._ends = Ends.of(
             plan.keep_completed, plan.keep_failed, retries.delay, retries.kind, keys.dead_letters.base, letters
         )
-        self._runner = Runner(keys.queue, call, self._ends, self._advance, self._is_cancelled)
+        tracer = None if plan.telemetry is None else Tracer(plan.telemetry, keys.protocol_name, plan.name)
+        called = call if tracer is None else tracer.calls(call)
+        runner = Runner(keys.queue, called, self._ends, self._advance, self._is_cancelled)
         self._keeper = Keeper(heartbeat, keys, self._table, plan.lock_duration, self._lost)
         crash_backoff = plan.crash_backoff if plan.on_crash_limit == "backoff" else None
         self._sweeper = Sweeper(
@@ -117,7 +122,7 @@ class Crew:
             want=Want(plan.lock_duration, plan.name, limit, duration),
             metrics_points=plan.metrics_points,
             fair_share=plan.fair_share,
-            run=self._runner.run,
+            run=runner.run if tracer is None else tracer.runs(runner.run),
             settle=self._settle,
             confirm=self._settle_locks,
             fresh_for=plan.lock_duration / 2,
@@ -315,5 +320,10 @@ class Crew:
             raise Unrecoverable(f"schedule {job.text(b'rjk')!r} has no next run: {error}") from None
         except EchoMQError as error:
             # The iteration that runs is not to blame, and runs; but without its successor the schedule ends: say so loudly.
-            logger.error("the next iteration of schedule %s was not made: %s", job.text(b"rjk"), error)
+            logger.error(
+                "the next iteration of schedule %s was not made: %s",
+                job.text(b"rjk"),
+                error,
+                extra=about(self._keys.queue, job.id, job.name),
+            )
             return None

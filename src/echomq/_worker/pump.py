@@ -441,7 +441,13 @@ class Pump:
             return
         held.hold = Hold.LOST  # nothing can be said of it; once its lock has expired, it is looked at again
         self._table.drop(held)
-        logger.error("the outcome of job %s cannot be stored: %s", held.job.id, error)
+        logger.error(
+            "the outcome of job %s (%s) cannot be stored: %s",
+            held.job.id,
+            held.job.name,
+            error,
+            extra=about(self._keys.queue, held.job.id, held.job.name),
+        )
 
     def _take_back(self, outcomes: list[tuple[Held, Outcome]]) -> None:
         for held, outcome in reversed(outcomes):
@@ -475,6 +481,7 @@ class Pump:
                 "it was taken out",
                 self._keys.queue,
                 job_id,
+                extra=about(self._keys.queue, job_id, ""),
             )
         if not ask.wanted:
             if ask.outcomes and self._stop_when_empty:  # one of them may have gone back, or have let another job go
@@ -529,7 +536,12 @@ class Pump:
                 outcome = GivenBack(held.job.id, held.token, started=False)
         except Exception:
             # A fault of ours. Nothing is known that could be stored: its lock expires, and the sweep counts that.
-            logger.exception("the run of job %s (%s) met an error of the worker's own", held.job.id, held.job.name)
+            logger.exception(
+                "the run of job %s (%s) met an error of the worker's own",
+                held.job.id,
+                held.job.name,
+                extra=about(self._keys.queue, held.job.id, held.job.name),
+            )
         finally:
             held.task = None
             self._runs.discard(task)

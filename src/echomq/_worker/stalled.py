@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from echomq._log import logger
+from echomq._log import about, logger
 from echomq._store.call import Lane, Patience
 from echomq._store.keep import Sweep, sweep
 from echomq.errors import ConnectionLost, EchoMQError, ServerUnavailable
@@ -59,6 +59,6 @@ class Sweeper:
                 self._queue,
                 self._beyond,
                 self._max_stalled,
-                extra={"queue": self._queue, "job_id": job_id},
+                extra=about(self._queue, job_id, ""),
             )
         return swept

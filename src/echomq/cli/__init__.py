@@ -8,6 +8,7 @@ from typing import Any, Final
 
 _COMMANDS: Final = {
     "worker": ("echomq.cli.worker", "worker"),
+    "metrics": ("echomq.cli.metrics", "metrics"),
     "demo": ("echomq.cli.demo", "demo"),
     "bench": ("echomq.cli.bench", "bench"),
     "server": ("echomq.cli.server", "app"),

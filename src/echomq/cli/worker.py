@@ -22,6 +22,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 
 from echomq import EchoMQ, EchoMQError, OutcomesNotStored, Worker
+from echomq.cli._logs import LogFormat, log_to_stderr
 from echomq.cli._loop import run_in_loop
 
 EXIT_NOT_STORED: Final = 75
@@ -58,6 +59,16 @@ def worker(
         ),
     ] = None,
     processes: Annotated[int, typer.Option(min=1, metavar="N", help="Worker processes.")] = 1,
+    metrics_points: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=100_000,
+            metavar="MINUTES",
+            help="Keep counts of the jobs that end in each of the last minutes; left out, none.",
+            show_default=False,
+        ),
+    ] = None,
     shutdown_timeout: Annotated[
         float | None,
         typer.Option(
@@ -71,6 +82,9 @@ def worker(
         Path | None, typer.Option(metavar="FILE", help="Touched when every process takes jobs; removed at the end.")
     ] = None,
     log_level: Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = "info",
+    log_format: Annotated[
+        LogFormat, typer.Option(help="As text, or one JSON object a line, with queue, job_id and job_name.")
+    ] = LogFormat.text,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -87,11 +101,9 @@ def worker(
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
         _refuse(f"--log-level {log_level}: must be debug, info, warning or error")
-    logging.basicConfig(
-        level=level, format="%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s", stream=sys.stderr
-    )
+    log_to_stderr(level, log_format)
     found = _load(target)
-    workers = _workers(target, found, queues or [], concurrency, shutdown_timeout)
+    workers = _workers(target, found, queues or [], concurrency, shutdown_timeout, metrics_points)
     if found.connection.where == _OWN_SERVER:
         _has_its_own_server(target, processes)
     announce = _Announcer(ready_file, as_json)
@@ -191,11 +203,16 @@ def _workers(
     queues: Sequence[str],
     concurrency: int | None,
     shutdown_timeout: float | None,
+    metrics_points: int | None,
 ) -> list[Worker]:
     if isinstance(found, Worker):
         if queues:
             _refuse(f"{target} is a Worker, which has its queue; leave the queue names out")
-        for option, value in (("concurrency", concurrency), ("shutdown_timeout", shutdown_timeout)):
+        for option, value in (
+            ("concurrency", concurrency),
+            ("shutdown_timeout", shutdown_timeout),
+            ("metrics_points", metrics_points),
+        ):
             if value is not None:
                 word = "--" + option.replace("_", "-")
                 _refuse(
@@ -211,6 +228,7 @@ def _workers(
                 name,
                 concurrency=CONCURRENCY if concurrency is None else concurrency,
                 shutdown_timeout=SHUTDOWN_TIMEOUT if shutdown_timeout is None else shutdown_timeout,
+                metrics_points=metrics_points or 0,
             )
             for name in queues or named
         ]

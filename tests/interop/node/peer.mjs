@@ -29,6 +29,8 @@ const { FlowProducer, Queue, QueueEvents, UnrecoverableError, DelayedError, Work
 const { Redis } = require("ioredis");
 
 const connection = { path, maxRetriesPerRequest: null };
+let telemetry; // once `trace` was called
+let spans;
 const send = (line) => process.stdout.write(JSON.stringify(line) + "\n");
 
 // -- what is open -----------------------------------------------------------------------------------------------------
@@ -47,7 +49,7 @@ async function get(kind, prefix, name, make) {
   return open.get(key);
 }
 
-const queueOf = ({ prefix, queue }) => get("queue", prefix, queue, () => new Queue(queue, { connection, prefix }));
+const queueOf = ({ prefix, queue }) => get("queue", prefix, queue, () => new Queue(queue, { connection, prefix, telemetry }));
 const flowsOf = ({ prefix }) => get("flows", prefix, "", () => new FlowProducer({ connection, prefix }));
 
 async function eventsOf({ prefix, queue }) {
@@ -228,7 +230,7 @@ const commands = {
     const { prefix, queue, worker, options = {} } = given;
     const made = await get("worker", prefix, worker, () => {
       const run = (job, token) => handle(made, worker, job, token);
-      const made = new Worker(queue, run, { connection, prefix, drainDelay: 1, ...options });
+      const made = new Worker(queue, run, { connection, prefix, telemetry, drainDelay: 1, ...options });
       return made;
     });
     made.on("stalled", (id) => send({ news: "stalled", worker, id }));
@@ -242,7 +244,30 @@ const commands = {
   release: async ({ id, value }) => gates.get(id)(value),
   board,
 
+  // What is opened from now on has BullMQ's own telemetry, whose spans stay here.
+  trace() {
+    if (!spans) {
+      const { InMemorySpanExporter, NodeTracerProvider, SimpleSpanProcessor } = require("@opentelemetry/sdk-trace-node");
+      spans = new InMemorySpanExporter();
+      new NodeTracerProvider({ spanProcessors: [new SimpleSpanProcessor(spans)] }).register();
+    }
+    const { BullMQOtel } = require("bullmq-otel");
+    telemetry = new BullMQOtel({ tracerName: "peer", version: "1" });
+  },
+  spans: () =>
+    spans.getFinishedSpans().map((span) => ({
+      name: span.name,
+      kind: span.kind,
+      attributes: span.attributes,
+      status: span.status.code,
+      trace: span.spanContext().traceId,
+      id: span.spanContext().spanId,
+      parent: span.parentSpanContext?.spanId,
+    })),
+
   async reset() {
+    telemetry = undefined;
+    spans?.reset();
     const all = [...open.values()];
     open.clear();
     gates.clear();
