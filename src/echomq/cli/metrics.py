@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import signal
 import threading
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from echomq import Connection, EchoMQError
 from echomq.metrics import QueueCollector
 
-MISUSE = 2
+_MISUSE: Final = 2
+_PATIENCE: Final = 0.5
+"""Seconds: the next scrape tries again."""
 
 
 def metrics(
@@ -50,11 +52,15 @@ def metrics(
         raise typer.Exit(1) from error
     try:
         collector = QueueCollector(
-            *(queues or ()), connection=Connection(url), prefix=prefix, hash_tag=hash_tag, max_queues=max_queues
+            *(queues or ()),
+            connection=Connection(url, wait=_PATIENCE),
+            prefix=prefix,
+            hash_tag=hash_tag,
+            max_queues=max_queues,
         )
     except EchoMQError as error:
         typer.echo(f"echomq metrics: {error}", err=True)
-        raise typer.Exit(MISUSE) from error
+        raise typer.Exit(_MISUSE) from error
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
