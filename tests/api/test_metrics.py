@@ -72,10 +72,9 @@ async def test_a_queue_at_one_moment(url: str, server: Server, collect: Callable
             assert (await scraped(collect("q")))["echomq_queue_workers", "{q}"] == 1
             await worker.close()
         await queue.pause()
-        await queue.add_bulk([JobSpec("w"), JobSpec("w", priority=3), JobSpec("w", delay=60)])
+        waiting = (await queue.add_bulk([JobSpec("w"), JobSpec("w", priority=3), JobSpec("w", delay=60)]))[0]
         with server.client() as client:
-            waiting = client.lindex("emq:{q}:wait", -1).decode()
-            client.hincrby(f"emq:{{q}}:{waiting}", "timestamp", -90_000)
+            client.hincrby(f"emq:{{q}}:{waiting.id}", "timestamp", -90_000)
         await queue.rate_limit(50)
         found = await scraped(collect("q"))
     assert {name[2]: value for name, value in found.items() if name[0] == "bullmq_job_count"} == {
