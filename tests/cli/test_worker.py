@@ -130,6 +130,23 @@ async def test_a_second_signal_gives_jobs_back_at_once(
         assert (found.state, found.attempts_started, found.attempts_made, found.stalled_count) == ("waiting", 1, 0, 0)
 
 
+async def test_what_fails_is_kept_as_the_options_say(start: Callable[..., Command], url: str, tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text(
+        "from echomq import EchoMQ, RetryPolicy\napp = EchoMQ()\npolicy = RetryPolicy(permanent=(KeyError,))\n"
+        "@app.task(queue='cli', attempts=5)\nasync def fail() -> None: raise KeyError('x')\n"
+    )
+    command = start("failing:app", "--retry-policy", "failing:policy", "--dead-letter", "--max-stalled-count", "3")
+    await command.ready()
+    async with Queue("cli", connection=url) as queue:
+        with pytest.raises(JobFailed):
+            await (await queue.add("fail", attempts=5)).result(timeout=10)
+        [letter] = [job async for job in queue.dead_letter.jobs("waiting")]
+        assert letter.dead_letter is not None
+        assert letter.dead_letter.attempts_made == 1
+    command.send(signal.SIGTERM)
+    assert command.end()[0] == 0
+
+
 async def test_several_processes_share_the_work_and_stop_together(
     start: Callable[..., Command], url: str, tmp_path: Path
 ) -> None:
@@ -237,6 +254,21 @@ async def test_without_a_server_at_the_end_it_names_the_jobs(
             ["program:worker", "--shutdown-timeout", "10"],
             "leave --shutdown-timeout out, or write Worker(…, shutdown_timeout=10)",
         ),
+        (["program:worker", "--dead-letter"], "leave --dead-letter out, or write Worker(…, dead_letter=True)"),
+        (
+            ["program:worker", "--on-crash-limit", "backoff"],
+            "leave --on-crash-limit out, or write Worker(…, on_crash_limit='backoff')",
+        ),
+        (["program:worker", "--max-stalled-count", "3"], "or write Worker(…, max_stalled_count=3)"),
+        (["program:worker", "--retry-policy", "always"], "or write Worker(…, retry_policy=RetryPolicy("),
+        (["program:worker", "--crash-backoff", "5"], "or write Worker(…, crash_backoff=Backoff("),
+        (["program:app", "--on-crash-limit", "die"], "must be one of fail, "),
+        (["program:app", "--crash-backoff", "5"], "goes with on_crash_limit='backoff' only"),
+        (
+            ["program:app", "--retry-policy", "never"],
+            "--retry-policy never: must be default, always, or package.module:name",
+        ),
+        (["program:app", "--retry-policy", "program:app"], "must name a RetryPolicy, and is of type EchoMQ"),
         (["program:app", "a:b"], "must not contain ':'"),
         (["program:app", "--log-level", "loud"], "must be debug, info, warning or error"),
         (["program:app", "--concurrency", "0"], "concurrency"),
@@ -355,7 +387,7 @@ def test_the_version(module: str) -> None:
     assert shown.stdout.startswith("echomq ")
 
 
-@pytest.mark.parametrize("words", [[], ["server"]])
+@pytest.mark.parametrize("words", [[], ["server"], ["queue"], ["job"]])
 def test_help_cuts_no_sentence(words: list[str]) -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "echomq.cli", *words, "--help"],

@@ -7,12 +7,15 @@ import sys
 from typing import Any, Final
 
 _COMMANDS: Final = {
-    "worker": ("echomq.cli.worker", "worker"),
-    "metrics": ("echomq.cli.metrics", "metrics"),
-    "demo": ("echomq.cli.demo", "demo"),
-    "bench": ("echomq.cli.bench", "bench"),
-    "server": ("echomq.cli.server", "app"),
+    "worker": ("echomq.cli.worker", "worker", "Take jobs and run them, until SIGTERM or SIGINT (Ctrl-C)."),
+    "queue": ("echomq.cli.queue", "app", "Look at queues; pause, drain, clean, retry, promote, obliterate."),
+    "job": ("echomq.cli.job", "app", "Look at jobs; add, retry, promote, remove, wait for one."),
+    "metrics": ("echomq.cli.metrics", "metrics", "Serve queues to Prometheus, until SIGTERM or SIGINT (Ctrl-C)."),
+    "demo": ("echomq.cli.demo", "demo", "Enrol learners while workers are killed, and audit the outcome."),
+    "bench": ("echomq.cli.bench", "bench", "Measure adding, draining and latency with jobs that do nothing."),
+    "server": ("echomq.cli.server", "app", "Look at, start and stop the embedded server (embedded://NAME)."),
 }
+"""Where each command is, and the line that the list of commands has of it, for which its module need not be loaded."""
 
 
 def main() -> None:
@@ -40,11 +43,17 @@ def main() -> None:
         pass  # --version is answered above, before anything is loaded
 
     wanted = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
-    for name in [wanted] if wanted in _COMMANDS else list(_COMMANDS):
-        module, attribute = _COMMANDS[str(name)]
-        found: Any = getattr(importlib.import_module(module), attribute)
-        if isinstance(found, typer.Typer):
-            app.add_typer(found, name=name)
-        else:
-            app.command(name)(found)
+    for name, (module, attribute, line) in _COMMANDS.items():
+        if wanted not in _COMMANDS:
+            app.command(name, help=line)(_listed)
+        elif name == wanted:
+            found: Any = getattr(importlib.import_module(module), attribute)
+            if isinstance(found, typer.Typer):
+                app.add_typer(found, name=name)
+            else:
+                app.command(name)(found)
     app()
+
+
+def _listed() -> None:
+    """Stands in the list of commands for one that was not called."""

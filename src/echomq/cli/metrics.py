@@ -41,9 +41,9 @@ def metrics(
         int, typer.Option(min=1, max=10_000, metavar="N", help="Show at most so many, where none is named.")
     ] = 100,
 ) -> None:
-    """Serve http://HOST:PORT/metrics for Prometheus, until SIGTERM or SIGINT (Ctrl-C).
+    """Serve queues to Prometheus, until SIGTERM or SIGINT (Ctrl-C).
 
-    Each scrape reads the server anew. While the server is away, echomq_up is 0.
+    At http://HOST:PORT/metrics. Each scrape reads the server anew. While the server is away, echomq_up is 0.
     """
     try:
         from prometheus_client import CollectorRegistry, start_http_server

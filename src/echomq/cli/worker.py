@@ -14,16 +14,17 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
-from echomq import EchoMQ, EchoMQError, OutcomesNotStored, Worker
+from echomq import Backoff, EchoMQ, EchoMQError, OutcomesNotStored, RetryPolicy, Worker
 from echomq.cli._logs import LogFormat, log_to_stderr
 from echomq.cli._loop import run_in_loop
+from echomq.cli._shell import seconds_option
 
 EXIT_NOT_STORED: Final = 75
 """EX_TEMPFAIL: the server was away while the worker stopped; the jobs that it names will run again."""
@@ -35,6 +36,8 @@ _RESTART_PAUSE: Final = 1.0
 _LOOK_EVERY: Final = 0.05
 _CHILD: Final = "ECHOMQ_WORKER_CHILD"
 _OWN_SERVER: Final = "embedded://memory"
+_SHARED_SERVER: Final = "use embedded://NAME, which processes share"
+_POLICIES: Final = {"default": RetryPolicy.DEFAULT, "always": RetryPolicy.ALWAYS}
 _OURS: Final = str(Path(__file__).parents[1])
 
 
@@ -78,6 +81,42 @@ def worker(
             show_default=False,
         ),
     ] = None,
+    retry_policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY",
+            help="Which errors are worth another attempt, for tasks that do not say: default, always, or where a RetryPolicy "
+            "is: package.module:name.",
+            show_default=False,
+        ),
+    ] = None,
+    dead_letter: Annotated[
+        bool | None,
+        typer.Option("--dead-letter", help="Each job that fails for good leaves a dead letter.", show_default=False),
+    ] = None,
+    max_stalled_count: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="How often a job's workers may die before --on-crash-limit holds; left out, once.",
+            show_default=False,
+        ),
+    ] = None,
+    on_crash_limit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            help="What becomes of a job whose workers died more often: fail, dead_letter or backoff; left out, fail.",
+            show_default=False,
+        ),
+    ] = None,
+    crash_backoff: Annotated[
+        float | None,
+        seconds_option(
+            "--crash-backoff", help="What backoff waits at first, and each time double; left out, a minute."
+        ),
+    ] = None,
     ready_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Touched when every process takes jobs; removed at the end.")
     ] = None,
@@ -103,7 +142,19 @@ def worker(
         _refuse(f"--log-level {log_level}: must be debug, info, warning or error")
     log_to_stderr(level, log_format)
     found = _load(target)
-    workers = _workers(target, found, queues or [], concurrency, shutdown_timeout, metrics_points)
+    given = {
+        "concurrency": concurrency,
+        "shutdown_timeout": shutdown_timeout,
+        "retry_policy": None if retry_policy is None else _retry_policy(retry_policy),
+        "dead_letter": dead_letter,
+        "max_stalled_count": max_stalled_count,
+        "on_crash_limit": on_crash_limit,
+        "metrics_points": metrics_points,
+        "crash_backoff": None if crash_backoff is None else Backoff.exponential(crash_backoff),
+    }
+    workers = _workers(
+        target, found, queues or [], {option: value for option, value in given.items() if value is not None}
+    )
     if found.connection.where == _OWN_SERVER:
         _has_its_own_server(target, processes)
     announce = _Announcer(ready_file, as_json)
@@ -118,14 +169,38 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _load(target: str) -> EchoMQ | Worker:
+    module, found = _named(target, "school:app")
+    if not isinstance(found, EchoMQ | Worker):
+        _refuse(
+            f"{target!r}: must name an EchoMQ or a Worker, and is of type {type(found).__name__}; {_what_it_has(module)}"
+        )
+    return found
+
+
+def _retry_policy(given: str) -> RetryPolicy:
+    if given in _POLICIES:
+        return _POLICIES[given]
+    if ":" not in given:
+        _refuse(
+            f"--retry-policy {given}: must be {', '.join(_POLICIES)}, or package.module:name, such as school:policy"
+        )
+    _, found = _named(given, "school:policy")
+    if not isinstance(found, RetryPolicy):
+        _refuse(f"--retry-policy {given}: must name a RetryPolicy, and is of type {type(found).__name__}")
+    return found
+
+
+def _named(target: str, example: str) -> tuple[ModuleType, Any]:
+    """What ``package.module:name`` is, and its module."""
     file, _, name = target.partition(":")
     if file.endswith(".py") or "/" in file:
         module_name = os.path.relpath(file).removesuffix(".py").replace("/", ".")
+        remedy = f"write {module_name}:{name or example.partition(':')[2]}"
         if module_name.startswith("."):
-            _refuse(f"{target!r}: must name a module, not a file; run the command in its folder")
-        _refuse(f"{target!r}: must name a module, not a file; write {module_name}:{name or 'app'}")
+            remedy = "run the command in its folder"
+        _refuse(f"{target!r}: must name a module, not a file; {remedy}")
     if not file or not name:
-        _refuse(f"{target!r}: must be package.module:name, such as school:app")
+        _refuse(f"{target!r}: must be package.module:name, such as {example}")
     module = _imported(target, file)
     try:
         found: Any = module
@@ -133,11 +208,7 @@ def _load(target: str) -> EchoMQ | Worker:
             found = getattr(found, part)
     except AttributeError:
         _refuse(f"{target!r}: the module {file} has no {name!r}; {_what_it_has(module)}")
-    if not isinstance(found, EchoMQ | Worker):
-        _refuse(
-            f"{target!r}: must name an EchoMQ or a Worker, and is of type {type(found).__name__}; {_what_it_has(module)}"
-        )
-    return found
+    return module, found
 
 
 def _imported(target: str, name: str) -> ModuleType:
@@ -182,13 +253,13 @@ def _has_its_own_server(target: str, processes: int) -> None:
     if processes > 1:
         _refuse(
             f"{target} is at {_OWN_SERVER}, a server for one process alone, so --processes {processes} would be as many servers; "
-            "use embedded://NAME, which processes share"
+            f"{_SHARED_SERVER}"
         )
     logging.getLogger("echomq").warning(
-        "%s is at %s, a server for this process alone: no other program can add a job; use embedded://NAME, which "
-        "processes share",
+        "%s is at %s, a server for this process alone: no other program can add a job; %s",
         target,
         _OWN_SERVER,
+        _SHARED_SERVER,
     )
 
 
@@ -197,41 +268,21 @@ def _what_it_has(module: ModuleType) -> str:
     return f"it has: {', '.join(names)}" if names else "it has no EchoMQ and no Worker at all"
 
 
-def _workers(
-    target: str,
-    found: EchoMQ | Worker,
-    queues: Sequence[str],
-    concurrency: int | None,
-    shutdown_timeout: float | None,
-    metrics_points: int | None,
-) -> list[Worker]:
+def _workers(target: str, found: EchoMQ | Worker, queues: Sequence[str], options: Mapping[str, Any]) -> list[Worker]:
     if isinstance(found, Worker):
         if queues:
-            _refuse(f"{target} is a Worker, which has its queue; leave the queue names out")
-        for option, value in (
-            ("concurrency", concurrency),
-            ("shutdown_timeout", shutdown_timeout),
-            ("metrics_points", metrics_points),
-        ):
-            if value is not None:
-                word = "--" + option.replace("_", "-")
-                _refuse(
-                    f"{target} is a Worker, which has its {option}; leave {word} out, or write Worker(…, {option}={value:g})"
-                )
+            _refuse_to_worker(target, "queue", "leave the queue names out")
+        for option, value in options.items():
+            word = "--" + option.replace("_", "-")
+            written = f"{value:g}" if isinstance(value, float) else repr(value)
+            _refuse_to_worker(target, option, f"leave {word} out, or write Worker(…, {option}={written})")
         return [found]
     named = sorted({task.queue for task in found.tasks.values()})
     if not queues and not named:
         _refuse("the app has no task, so there is no queue to work: name one, or give the app a task")
+    settings = {"concurrency": CONCURRENCY, "shutdown_timeout": SHUTDOWN_TIMEOUT, **options}
     try:
-        workers = [
-            found.worker(
-                name,
-                concurrency=CONCURRENCY if concurrency is None else concurrency,
-                shutdown_timeout=SHUTDOWN_TIMEOUT if shutdown_timeout is None else shutdown_timeout,
-                metrics_points=metrics_points or 0,
-            )
-            for name in queues or named
-        ]
+        workers = [found.worker(name, **settings) for name in queues or named]
     except EchoMQError as error:
         _refuse(str(error))
     strange = [name for name in queues if name not in named]
@@ -243,6 +294,10 @@ def _workers(
             ", ".join(map(repr, named)) or "none",
         )
     return workers
+
+
+def _refuse_to_worker(target: str, option: str, remedy: str) -> NoReturn:
+    _refuse(f"{target} is a Worker, which has its {option}; {remedy}")
 
 
 class _Announcer:

@@ -1,0 +1,348 @@
+"""What the commands that look at queues share: their options, the connection, how they ask, answer and fail."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import io
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from datetime import UTC, datetime
+from typing import Annotated, Any, Concatenate, Final, NoReturn, ParamSpec, get_type_hints
+
+import msgspec
+import typer
+
+from echomq import (
+    Connection,
+    EchoMQError,
+    EncodingError,
+    InvalidOption,
+    Job,
+    JobNotFound,
+    JobRemoved,
+    Queue,
+    ResultTimeout,
+)
+from echomq.cli import _text
+from echomq.cli._loop import run_in_loop
+
+REFUSED: Final = 1
+"""Exit code: it failed, or was refused."""
+MISUSE: Final = 2
+"""Exit code: an argument breaks a rule; nothing was done."""
+NOT_FOUND: Final = 3
+"""Exit code: there is no such job or queue."""
+TIMED_OUT: Final = 4
+"""Exit code: the time of --timeout is up."""
+INTERRUPTED: Final = 130
+"""Exit code: Ctrl-C."""
+_NO_READER: Final = 141
+"""Exit code when whoever read the output has gone, as of a program that SIGPIPE ended."""
+
+_PATIENCE: Final = 3.0
+_PROGRESS_EVERY: Final = 0.1
+
+P = ParamSpec("P")
+Work = Callable[Concatenate["Shell", P], Coroutine[Any, Any, None]]
+
+
+def _checked(read: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """A reader of option values as Typer wants it."""
+
+    def parse(given: Any) -> Any:
+        if not isinstance(given, str):
+            return given  # a default
+        try:
+            return read(given)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return parse
+
+
+def seconds_option(*names: str, help: str) -> Any:
+    """An option that takes a length of time."""
+    return typer.Option(*names, parser=_checked(_text.to_seconds), metavar="TIME", help=help, show_default=False)
+
+
+def moment_option(*names: str, help: str) -> Any:
+    """An option that takes a moment."""
+    return typer.Option(*names, parser=_checked(_text.to_moment), metavar="MOMENT", help=help, show_default=False)
+
+
+QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+
+
+def _common(
+    *,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="The server; left out, ECHOMQ_URL.", show_default=False)
+    ] = None,
+    prefix: Annotated[
+        str, typer.Option(metavar="TEXT", help="What the keys begin with; bull for queues of BullMQ.")
+    ] = "emq",
+    hash_tag: Annotated[
+        bool | None,
+        typer.Option(
+            "--hash-tag/--no-hash-tag",
+            help="Whether queue names stand in braces in the keys. Left out: yes, except with the prefix bull.",
+            show_default=False,
+        ),
+    ] = None,
+    timeout: Annotated[
+        float | None, seconds_option("--timeout", help="Give up after this time, with exit code 4.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """The options of every command, as Typer sees them."""
+
+
+_COMMON: Final = {
+    parameter.name: parameter.replace(annotation=get_type_hints(_common, include_extras=True)[parameter.name])
+    for parameter in inspect.signature(_common).parameters.values()
+}
+
+
+def command(
+    app: typer.Typer | None = None, name: str | None = None, *, patience: float = _PATIENCE, is_timed: bool = True
+) -> Callable[[Work[P]], Callable[..., None]]:
+    """Makes a command of a coroutine function whose first argument is the ``Shell``: it gets the common options besides.
+
+    Args:
+        app: the group that it belongs to. Without one, what comes out is for ``echomq.cli.main`` to register.
+        name: left out, the function's.
+        patience: seconds for which a call goes on trying while the server is away; ``--timeout`` says otherwise.
+        is_timed: whether ``--timeout`` ends the command; if not, it sees to that itself.
+    """
+
+    def register(work: Work[P]) -> Callable[..., None]:
+        hints = get_type_hints(work, include_extras=True)
+        own = [
+            parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in list(inspect.signature(work).parameters.values())[1:]
+        ]
+        called = name or work.__name__.replace("_", "-")
+        path = f"{app.info.name} {called}" if app is not None else called
+
+        @functools.wraps(work)
+        def run(**given: Any) -> None:
+            common = {option: given.pop(option) for option in _COMMON}
+            connection = functools.partial(_connection, common["url"], common["timeout"], patience)
+            limit = common["timeout"] if is_timed else None
+            raise typer.Exit(
+                _run(f"echomq {path}", functools.partial(_in_time, work, given, connection, limit, common))
+            )
+
+        del run.__wrapped__  # Typer would ask it for its parameters
+        parameters = [*own, *_COMMON.values()]
+        run.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters} | {"return": None}
+        if app is not None:
+            app.command(called)(run)
+        return run
+
+    return register
+
+
+def _run(path: str, work: Callable[[], Coroutine[Any, Any, None]]) -> int:
+    # What the library logs of reconnecting and the like is no concern of a command that says itself what failed.
+    logging.getLogger("echomq").addHandler(logging.NullHandler())
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that knows no UTF-8
+    try:
+        run_in_loop(work())
+        sys.stdout.flush()
+    except EchoMQError as error:
+        # With the line breaks gone: one error, one line.
+        typer.echo(f"{path}: {' '.join(_text.harmless(str(error)).split())}", err=True)
+        return _exit_code(error)
+    except BrokenPipeError:
+        # Nobody reads on. Python would complain when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _NO_READER
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except typer.Exit as end:
+        return end.exit_code
+    return 0
+
+
+def _connection(url: str | None, timeout: float | None, patience: float) -> Connection:
+    if timeout is None:
+        return Connection(url, wait=patience)
+    return Connection(url, wait=min(timeout, patience) if patience == 0 else timeout, call_timeout=max(timeout, 0.001))
+
+
+async def _in_time(
+    work: Callable[..., Coroutine[Any, Any, None]],
+    given: dict[str, Any],
+    connect: Callable[[], Connection],
+    limit: float | None,
+    common: dict[str, Any],
+) -> None:
+    async with connect() as connection:
+        shell = Shell(connection, **{option: common[option] for option in ("prefix", "hash_tag", "timeout", "as_json")})
+        try:
+            async with asyncio.timeout(limit) as timer:
+                await work(shell, **given)
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            raise TimeIsUp(
+                f"not done within {_text.duration(limit or 0)} (--timeout); what was sent may still be carried out"
+            ) from None
+        finally:
+            await shell.close()
+
+
+class Refusal(EchoMQError):
+    """A command does not do what it was asked to; says why, and what to do."""
+
+
+class TimeIsUp(EchoMQError):
+    """``--timeout`` is over."""
+
+
+def _exit_code(error: EchoMQError) -> int:
+    match error:
+        case InvalidOption() | EncodingError():
+            return MISUSE
+        case JobNotFound() | JobRemoved():
+            return NOT_FOUND
+        case ResultTimeout() | TimeIsUp():
+            return TIMED_OUT
+    return REFUSED
+
+
+class Shell:
+    """What one command has: the server that its options name, and the terminal.
+
+    Attributes:
+        connection, prefix, hash_tag: the server, and how its keys are named.
+        timeout: seconds after which to give up, if that was said.
+        as_json: whether a program reads what is printed.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        prefix: str,
+        hash_tag: bool | None,
+        timeout: float | None,
+        as_json: bool,
+    ) -> None:
+        self.connection: Connection = connection
+        self.prefix: str = prefix
+        self.hash_tag: bool | None = hash_tag
+        self.timeout: float | None = timeout
+        self.as_json: bool = as_json
+        self._queues: list[Queue] = []
+
+    def queue(self, name: str) -> Queue:
+        """A queue of this server. It is closed at the end of the command."""
+        queue = Queue(name, connection=self.connection, prefix=self.prefix, hash_tag=self.hash_tag)
+        self._queues.append(queue)
+        return queue
+
+    async def job(self, queue: str, job_id: str) -> Job[Any]:
+        """A job of this server.
+
+        Raises:
+            JobNotFound: it is not there.
+        """
+        found = await self.queue(queue).get_job(job_id)
+        if found is None:
+            raise JobNotFound(
+                f"there is no job {job_id!r} in queue {queue!r} at {self.connection.where} (prefix {self.prefix!r}): it was "
+                "removed, or is in another queue; echomq queue list shows the queues"
+            )
+        return found
+
+    async def close(self) -> None:
+        """Lets the queues go."""
+        for queue in self._queues:
+            await queue.close()
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def answer(self, record: object, lines: str | Iterable[str]) -> None:
+        """Prints the record as one line of JSON, or the lines, as was wished."""
+        if self.as_json:
+            self.print_json(record)
+        else:
+            for line in [lines] if isinstance(lines, str) else lines:
+                typer.echo(line)
+
+    def print_json(self, record: object) -> None:
+        """Prints it as one line of JSON, and at once."""
+        typer.echo(msgspec.json.encode(record, order=None))
+
+    def note(self, text: str) -> None:
+        """Tells people something beside the answer."""
+        if not self.as_json:
+            typer.echo(text, err=True)
+
+    @contextlib.contextmanager
+    def progress(self, verb: str) -> Any:
+        """A function to be told how many jobs are done: shows it on a terminal, on one line that is gone at the end."""
+        shown, is_shown = 0.0, False
+
+        def done(number: int) -> None:
+            nonlocal shown, is_shown
+            if sys.stderr.isatty() and time.monotonic() - shown >= _PROGRESS_EVERY:
+                shown, is_shown = time.monotonic(), True
+                print(f"\r{verb}: {_text.jobs(number)}\x1b[K", end="", file=sys.stderr, flush=True)  # noqa: T201
+
+        try:
+            yield done
+        finally:
+            if is_shown:
+                print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # noqa: T201
+
+    async def agree(self, question: str, yes: bool, *, expect: str | None = None) -> None:
+        """Asks before something is destroyed; ``expect`` is what has to be typed, left out a y.
+
+        Raises:
+            Refusal: the answer is no, or there is nobody to ask.
+        """
+        if yes:
+            return
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise Refusal(f"{question} There is no terminal to ask on: say --yes; nothing was changed")
+        wanted = "[y/N]" if expect is None else f"Type {expect} to go on:"
+        print(f"{question} {wanted} ", end="", file=sys.stderr, flush=True)  # noqa: T201
+        answer = (await _line()).strip()
+        if answer != expect and (expect is not None or answer.lower() not in ("y", "yes")):
+            raise Refusal("not confirmed; nothing was changed")
+
+
+async def _line() -> str:
+    """A line of the terminal, without a thread, so that Ctrl-C ends the wait."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(sys.stdin.fileno(), ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(sys.stdin.fileno())
+    return sys.stdin.readline()
+
+
+def misuse(message: str) -> NoReturn:
+    """Ends the command: its words do not fit together."""
+    raise InvalidOption(message)
+
+
+def utc(moment: datetime | None) -> datetime | None:
+    """As it stands in JSON."""
+    return None if moment is None else moment.astimezone(UTC)

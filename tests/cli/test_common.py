@@ -1,0 +1,124 @@
+"""What all commands that look at queues share: options, exit codes, errors, a broken pipe, and how fast they start."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from echomq import cli
+from echomq.cli import _text
+from tests.support.command import PROGRAM, echomq, environment
+from tests.support.server import Server
+
+
+async def test_no_server_is_one_line_and_the_timeout_says_how_long_to_try() -> None:
+    shown = await echomq("queue", "resume", "x", "--timeout", "0.3", url="redis://127.0.0.1:1")
+    assert shown.code in (1, 4)
+    assert shown.out == ""
+    [line] = shown.err.splitlines()
+    assert line.startswith("echomq queue resume: ")
+
+
+async def test_a_server_that_does_not_answer_is_given_up_in_time(make_server: Callable[..., Server]) -> None:
+    server = make_server()
+    server.pause()
+    try:
+        shown = await echomq("queue", "pause", "orders", "--timeout", "0.5", url=server.url)
+    finally:
+        server.resume()
+    assert shown.code in (1, 4), shown
+    assert len(shown.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--url", "http://x"], "http://x"),
+        (["--url", "redis://127.0.0.1:1", "--prefix", ""], "prefix"),
+        (["--timeout", "never"], "'never': must be seconds"),
+    ],
+)
+async def test_wrong_options(words: list[str], said: str) -> None:
+    shown = await echomq("queue", "pause", "orders", *words)
+    assert (shown.code, shown.out) == (2, "")
+    assert said in shown.err
+
+
+async def test_no_server_was_named() -> None:
+    shown = await echomq("queue", "pause", "orders")
+    assert shown.code == 2
+    assert "set ECHOMQ_URL" in shown.err
+
+
+async def test_prefix_hash_tag_and_url(server: Server) -> None:
+    for words, key in [
+        ([], "emq:{orders}:meta"),
+        (["--prefix", "bull"], "bull:orders:meta"),
+        (["--prefix", "mine", "--no-hash-tag"], "mine:orders:meta"),
+        (["--prefix", "bull", "--hash-tag"], "bull:{orders}:meta"),
+    ]:
+        assert (await echomq("queue", "pause", "orders", *words, "--url", server.url)).code == 0
+        with server.client() as client:
+            assert client.exists(key), key
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+async def test_a_reader_that_goes_away_is_no_error(url: str, more: list[str]) -> None:
+    process = subprocess.Popen(
+        [*PROGRAM, "queue", "pause", "x", *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(url)
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert await asyncio.to_thread(process.stderr.read) == b""
+    assert process.wait() == 141
+    process.stderr.close()
+
+
+def test_the_list_of_commands_says_what_each_says_of_itself() -> None:
+    """Their modules need not be loaded for the list, so that it is there at once."""
+    import importlib
+
+    for name, (module, attribute, line) in cli._COMMANDS.items():
+        found = getattr(importlib.import_module(module), attribute)
+        text = found.info.help if hasattr(found, "info") else (found.__doc__ or "").partition("\n")[0]
+        assert line == text, name
+
+
+@pytest.mark.parametrize("words", [["--help"], ["queue", "--help"], ["job", "add", "--help"]])
+def test_help_loads_little(words: list[str]) -> None:
+    program = (
+        "import sys; from echomq.cli import main\n"
+        f"sys.argv = ['echomq', *{words!r}]\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print(sorted(set(sys.modules) & {'uvloop', 'rich.table', 'rich.live', 'asyncpg', 'echomq.cli._demo'}))"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert shown.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 ms"), (0.25, "250 ms"), (1.5, "1.5 s"), (59.96, "1 min"), (61, "1 min 1 s"), (3600, "1 h"), (90_000, "1 d 1 h"),
+    ],
+)  # fmt: skip
+def test_durations(seconds: float, text: str) -> None:
+    assert _text.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("1.5h", 5400), ("7d", 604_800), ("250ms", 0.25), ("2 min", 120), ("0", 0)]
+)
+def test_times_of_options(text: str, seconds: float) -> None:
+    assert _text.to_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "h", "-5", "1e9", "1y", "5 5", "nan", "inf"])
+def test_no_times_of_options(text: str) -> None:
+    with pytest.raises(ValueError, match="must be seconds"):
+        _text.to_seconds(text)

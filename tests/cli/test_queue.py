@@ -1,0 +1,117 @@
+"""``echomq queue``: what it shows, what it does, what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from echomq import Job, JobSpec, Queue, Unrecoverable, Worker
+from tests.support.command import Terminal, echomq
+
+
+async def work(job: Job[Any]) -> Any:
+    if job.name == "fail":
+        raise Unrecoverable("no seat left")
+    return job.data
+
+
+async def run(queue: Queue, *specs: JobSpec) -> list[Job[Any]]:
+    jobs = await queue.add_bulk(specs)
+    await Worker(queue, work).run_until_drained()
+    return jobs
+
+
+async def test_pause_and_resume(url: str) -> None:
+    async with Queue("orders", connection=url) as queue:
+        assert (await echomq("queue", "pause", "orders", "--json", url=url)).json == {"queue": "orders", "paused": True}
+        assert await queue.is_paused()
+        assert (await echomq("queue", "resume", "orders", url=url)).out == "orders: resumed\n"
+        assert not await queue.is_paused()
+
+
+async def test_drain(url: str) -> None:
+    async with Queue("orders", connection=url) as queue:
+        await queue.add_bulk([JobSpec("x"), JobSpec("y", priority=2), JobSpec("z", delay=60)])
+        refused = await echomq("queue", "drain", "orders", url=url)
+        assert (refused.code, refused.out) == (1, "")
+        assert refused.err == (
+            "echomq queue drain: Remove 2 jobs from orders, which wait? There is no terminal to ask on: say --yes; nothing "
+            "was changed\n"
+        )
+        shown = (await echomq("queue", "drain", "orders", "--yes", "--json", url=url)).json
+        assert shown == {"queue": "orders", "removed": 2}
+        assert (await echomq("queue", "drain", "orders", "--delayed", "-y", url=url)).out == "orders: removed 1 job\n"
+        assert sum((await queue.counts()).values()) == 0
+
+
+async def test_clean(url: str) -> None:
+    async with Queue("orders", connection=url) as queue:
+        await run(queue, JobSpec("a"), JobSpec("b"), JobSpec("fail"))
+        words = ["queue", "clean", "orders", "completed", "--older-than"]
+        assert (await echomq(*words, "1h", "--yes", "--json", url=url)).json["removed"] == 0
+        refused = await echomq(*words, "0", url=url)
+        assert refused.code == 1
+        assert "Remove completed jobs of orders (of 2)?" in refused.err
+        shown = (await echomq(*words, "0", "--limit", "1", "--yes", "--json", url=url)).json
+        assert shown == {"queue": "orders", "state": "completed", "removed": 1}
+        wrong = await echomq("queue", "clean", "orders", "done", "--older-than", "0", "--yes", url=url)
+        assert (wrong.code, wrong.out) == (2, "")
+        assert "state 'done': must be one of completed, failed, delayed" in wrong.err
+        assert (await queue.counts("completed", "failed")) == {"completed": 1, "failed": 1}
+
+
+async def test_retry_and_promote(url: str) -> None:
+    async with Queue("orders", connection=url) as queue:
+        await run(queue, JobSpec("fail"), JobSpec("fail"), JobSpec("fine"))
+        assert (await echomq("queue", "retry", "orders", "--json", url=url)).json == {"queue": "orders", "retried": 2}
+        assert (await echomq("queue", "retry", "orders", "--state", "waiting", url=url)).code == 2
+        retried = await echomq("queue", "retry", "orders", "--state", "completed", url=url)
+        assert retried.out == "orders: 1 job will run again\n"
+        await queue.add("later", delay=60)
+        assert (await echomq("queue", "promote", "orders", "--json", url=url)).json == {
+            "queue": "orders",
+            "promoted": 1,
+        }
+        assert (await queue.counts("waiting")) == {"waiting": 4}
+
+
+async def test_obliterate(url: str) -> None:
+    async with Queue("orders", connection=url) as queue:
+        await run(queue, JobSpec("a"), JobSpec("fail"))
+        await queue.add("x")
+        async with Terminal(["queue", "obliterate", "orders"], url=url) as terminal:
+            await terminal.says("Remove orders and its 3 jobs? Type orders to go on:")
+            terminal.type("y\n")
+            assert await terminal.end() == 1
+            assert "not confirmed; nothing was changed" in terminal.text
+        async with Terminal(["queue", "obliterate", "orders"], url=url) as terminal:
+            await terminal.says("to go on:")
+            terminal.type("orders\n")
+            await terminal.says("orders: obliterated, with 3 jobs")
+            assert await terminal.end() == 0
+        assert sum((await queue.counts()).values()) == 0
+
+
+async def test_ctrl_c_while_it_asks_changes_nothing(url: str) -> None:
+    async with Queue("orders", connection=url) as queue:
+        await queue.add("x")
+        async with Terminal(["queue", "drain", "orders"], url=url) as terminal:
+            await terminal.says("[y/N]")
+            terminal.process.send_signal(2)
+            assert await terminal.end() == 130
+        assert await queue.counts("waiting") == {"waiting": 1}
+
+
+async def test_progress_of_a_long_verb_is_on_the_terminal_only(url: str) -> None:
+    async with Queue("orders", connection=url) as queue:
+        await queue.add_bulk(JobSpec("x") for _ in range(3000))
+        async with Terminal(["queue", "drain", "orders", "--yes"], url=url) as terminal:
+            await terminal.says("orders: removed: ")
+            await terminal.says("orders: removed 3,000 jobs")
+            assert await terminal.end() == 0
+
+
+@pytest.mark.parametrize("words", [["show"], ["clean", "orders", "failed"], ["drain", "a:b", "--yes"]])
+async def test_misuse(url: str, words: list[str]) -> None:
+    assert (await echomq("queue", *words, url=url)).code == 2
