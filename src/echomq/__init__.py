@@ -16,6 +16,7 @@ from echomq.errors import (
     JobLocked,
     JobNotFound,
     JobRemoved,
+    LockLost,
     OutcomesNotStored,
     QueueFull,
     RateLimited,
@@ -30,9 +31,20 @@ from echomq.errors import (
     UnsupportedServer,
 )
 from echomq.job import Job
-from echomq.models import DeadLetter, FailureKind, Healed, JobOptions, JobState, Parent, ScheduleInfo
+from echomq.models import (
+    DeadLetter,
+    FailureKind,
+    Healed,
+    JobOptions,
+    JobState,
+    Logs,
+    MetricsPoint,
+    MetricsSeries,
+    Parent,
+    ScheduleInfo,
+)
 from echomq.options import Backoff, Cron, Deduplication, Every, JobSpec, Keep, Limiter
-from echomq.queue import DeadLetterQueue, Queue
+from echomq.queue import DeadLetterQueue, Page, Queue
 from echomq.retry_policy import RetryPolicy
 from echomq.scheduler import JobScheduler
 from echomq.task import AsyncTask, PlainTask, Task
@@ -70,7 +82,12 @@ __all__ = [
     "JobState",
     "Keep",
     "Limiter",
+    "LockLost",
+    "Logs",
+    "MetricsPoint",
+    "MetricsSeries",
     "OutcomesNotStored",
+    "Page",
     "Parent",
     "PlainTask",
     "Queue",

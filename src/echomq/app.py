@@ -126,6 +126,7 @@ class EchoMQ:
         deduplication: Deduplication | str | None = None,
         unique_by: Sequence[str] | None = None,
         expire_in: Duration | None = None,
+        keep_logs: int | None = None,
     ) -> _JobDecorator: ...
     @overload
     def task(
@@ -146,6 +147,7 @@ class EchoMQ:
         deduplication: Deduplication | str | None = None,
         unique_by: Sequence[str] | None = None,
         expire_in: Duration | None = None,
+        keep_logs: int | None = None,
     ) -> _Decorator: ...
 
     def task(
@@ -167,6 +169,7 @@ class EchoMQ:
         deduplication: Deduplication | str | None = None,
         unique_by: Sequence[str] | None = None,
         expire_in: Duration | None = None,
+        keep_logs: int | None = None,
     ) -> Any:
         """Makes a task of a function. Plain functions run in a thread, ``async def`` in the event loop.
 
@@ -189,6 +192,7 @@ class EchoMQ:
             deduplication: which of its jobs count as one and the same: a ``Deduplication``, or an id for the simple kind.
             unique_by: names of arguments: jobs with the same values of these count as one and the same.
             expire_in: seconds within which a worker has to start it; after that it fails without being run.
+            keep_logs: how many lines of a job's log are kept, the last ones; left out, 1,000.
 
         Raises:
             InvalidOption: an option breaks a rule, or the app has another task of this name.
@@ -204,6 +208,7 @@ class EchoMQ:
             "deduplication": deduplication,
             "unique_by": unique_by,
             "expire_in": expire_in,
+            "keep_logs": keep_logs,
         }
 
         def make(made: Callable[..., Any]) -> Task[Any, Any]:

@@ -9,6 +9,7 @@
     ├── ResultTimeout (also TimeoutError)    result(): not ended in time; the job goes on
     ├── StateError                           the job is not where this change needs it
     │   ├── JobLocked                        a worker is running the job
+    │   ├── LockLost                         a handler: its run of the job is over, or another worker has the job
     │   └── JobNotFound                      the job is gone
     ├── QueueFull                            the queue holds as many jobs as its max_size allows; not added
     ├── BulkAddError                         a bulk add stopped half-way; says what became of each job
@@ -114,6 +115,13 @@ class JobNotFound(StateError):
 
 class JobLocked(StateError):
     """The job is being run by a worker, so it cannot be removed now."""
+
+
+class LockLost(StateError):
+    """What a handler tells of its job is not written: its run is over, or another worker has the job by now.
+
+    Such a run is cancelled too; what it returns or raises is discarded.
+    """
 
 
 class QueueFull(EchoMQError):

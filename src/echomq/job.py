@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 import msgspec
 
 from echomq._store import control, read
-from echomq._store.codec import StoredJob, dead_letter_in, decode_json, id_out, public_options, to_moment
+from echomq._store.codec import (
+    StoredJob,
+    dead_letter_in,
+    decode_json,
+    encode_json,
+    id_out,
+    public_options,
+    to_moment,
+)
 from echomq._store.codes import ADDED, DEDUPLICATED, DUPLICATE
 from echomq._store.events import Ending, result_of
 from echomq._store.home import Home
@@ -25,8 +33,19 @@ from echomq.errors import (
     ResultTimeout,
     ResultUnavailable,
 )
-from echomq.models import FAILURE_KINDS, DeadLetter, FailureKind, JobOptions, JobState, Parent
-from echomq.options import JSON, MAX_PRIORITY, UNSET, Duration, check_moment, check_truth, check_whole, to_seconds
+from echomq.models import FAILURE_KINDS, DeadLetter, FailureKind, JobOptions, JobState, Logs, Parent
+from echomq.options import (
+    JSON,
+    MAX_LINES,
+    MAX_PRIORITY,
+    UNSET,
+    Duration,
+    check_moment,
+    check_truth,
+    check_whole,
+    shown,
+    to_seconds,
+)
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -50,7 +69,7 @@ class Job(Generic[R]):
         >>> await job.result(timeout=10)
     """
 
-    __slots__ = ("_became", "_cancelled", "_data", "_home", "_returns", "_state", "_stored")
+    __slots__ = ("_became", "_cancelled", "_data", "_home", "_returns", "_run", "_state", "_stored")
 
     def __init__(
         self,
@@ -60,12 +79,14 @@ class Job(Generic[R]):
         *,
         cancelled: threading.Event | None = None,
         returns: Callable[[bytes], R] = decode_json,
+        run: control.Run | None = None,
     ) -> None:
         self._stored = stored
         self._home = home
         self._state = state
         self._cancelled = cancelled
         self._returns = returns
+        self._run = run
         self._data: Any = UNSET
         self._became: int = ADDED
 
@@ -274,7 +295,100 @@ class Job(Generic[R]):
             ServerUnavailable: the server could not be asked.
         """
         found = await read.job(self._home.line, self.id)
-        return None if found is None else Job(found[0], self._home, found[1], returns=self._returns)
+        if found is None:
+            return None
+        return Job(found[0], self._home, found[1], cancelled=self._cancelled, returns=self._returns, run=self._run)
+
+    def update_progress(self, value: JSON) -> Awaitable[None]:
+        """Tells how far the job is. Whoever listens to the queue's events hears it; ``progress`` of a newer record has it.
+
+        A plain function that runs as a handler in a thread leaves out ``await``: there the call returns when it is done.
+
+        Args:
+            value: anything that can be written as JSON: a share, a text, an object.
+
+        Raises:
+            EncodingError: it has no JSON form.
+            LockLost: in a handler: its run is over, or another worker has the job. JobNotFound: the job is gone.
+            ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+
+        Example:
+            >>> await job.update_progress({"done": 3, "of": 8})
+        """
+        return self._told(self._update_progress(value))
+
+    def update_data(self, data: JSON) -> Awaitable[None]:
+        """Gives the job other data, for its next run and for whoever reads it. The record at hand keeps the data that it has.
+
+        A plain function that runs as a handler in a thread leaves out ``await``: there the call returns when it is done.
+
+        Args:
+            data: anything that can be written as JSON; for a task, an object of its arguments.
+
+        Raises:
+            EncodingError: it has no JSON form.
+            LockLost: in a handler: its run is over, or another worker has the job. JobNotFound: the job is gone.
+            ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+        """
+        return self._told(self._update_data(data))
+
+    def log(self, line: str, *, keep: int | None = None) -> Awaitable[int]:
+        """Adds a line to the log of the job, which goes with it when it is removed.
+
+        A plain function that runs as a handler in a thread leaves out ``await``: there the call returns the number itself.
+
+        Args:
+            line: a text. What is longer than 16 KiB is cut, and says so at its end.
+            keep: how many lines the log keeps, the last ones; left out, as the job's option ``keep_logs`` says, or 1,000.
+
+        Returns:
+            How many lines it has now.
+
+        Raises:
+            InvalidOption: an argument breaks a rule.
+            LockLost: in a handler: its run is over, or another worker has the job. JobNotFound: the job is gone.
+            ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+
+        Example:
+            >>> await job.log("page 3 of 8 is printed")
+            1
+        """
+        return self._told(self._log(line, keep))
+
+    async def logs(self, start: int = 0, end: int = -1, *, newest_first: bool = False) -> Logs:
+        """Lines of the job's log, the oldest first.
+
+        Args:
+            start: the position of the first.
+            end: that of the last, which is included; -1 for the end.
+            newest_first: the last line is at position 0, and comes first.
+
+        Raises:
+            InvalidOption: an argument breaks a rule. JobNotFound: the job is gone.
+            ServerUnavailable: the server could not be asked.
+
+        Example:
+            >>> found = await job.logs(0, 9, newest_first=True)
+            >>> found.lines, found.count
+            (['page 3 of 8 is printed'], 1)
+        """
+        check_whole(start, "start", least=0)
+        check_whole(end, "end", least=-1)
+        check_truth(newest_first, "newest_first")
+        return await read.logs(self._home.line, self.id, start, end, newest_first=newest_first)
+
+    async def clear_logs(self, *, keep: int = 0) -> None:
+        """Drops the lines of the job's log.
+
+        Args:
+            keep: how many to leave, the last ones.
+
+        Raises:
+            InvalidOption: it is no whole number from 0 on. JobNotFound: the job is gone.
+            ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+        """
+        check_whole(keep, "keep", least=0)
+        await control.clear_logs(self._home.line, self.id, keep)
 
     @traced("remove", about=_about)
     async def remove(self, *, children: bool = True) -> None:
@@ -422,7 +536,9 @@ class Job(Generic[R]):
             >>> (await job.result()).row
         """
         decoder = msgspec.json.Decoder(kind)
-        made = Job(self._stored, self._home, self._state, cancelled=self._cancelled, returns=decoder.decode)
+        made = Job(
+            self._stored, self._home, self._state, cancelled=self._cancelled, returns=decoder.decode, run=self._run
+        )
         made._became = self._became
         return made
 
@@ -432,6 +548,36 @@ class Job(Generic[R]):
         """For ``Queue``: the same record, marked as one that was there before the add."""
         self._became = code
         return self
+
+    def _told(self, telling: Coroutine[Any, Any, T]) -> Awaitable[T]:
+        """The call itself, to be awaited. In the thread of a handler the worker's event loop carries it out here and now."""
+        loop = self._home.loop
+        if loop is None or _in_a_loop():
+            return telling
+        try:
+            return cast("Awaitable[T]", asyncio.run_coroutine_threadsafe(telling, loop).result())
+        except RuntimeError:  # the loop has closed
+            telling.close()
+            raise
+
+    async def _update_progress(self, value: JSON) -> None:
+        await control.update_progress(self._home.line, self.id, encode_json(value, "progress"), self._run)
+
+    async def _update_data(self, data: JSON) -> None:
+        await control.update_data(self._home.line, self.id, encode_json(data, "data"), self._run)
+
+    async def _log(self, line: str, keep: int | None) -> int:
+        given: object = line
+        if not isinstance(given, str):
+            raise InvalidOption(f"line={shown(given)}: must be a text; write str(…) for anything else")
+        if keep is None:
+            try:
+                keep = self._stored.opts.keep_logs
+            except ValueError:  # somebody's hand
+                keep = None
+        else:
+            check_whole(keep, "keep", least=1, most=MAX_LINES)
+        return await control.log(self._home.line, self.id, line, keep, self._run)
 
     async def _so_far(self) -> str:
         """For the message of a timeout: where the job is, if the server says so at once."""
@@ -478,3 +624,11 @@ class Job(Generic[R]):
         return BrokenKey(
             f"field {field!r} of job {self.id!r} of queue {self.queue_name!r} cannot be read: {error}", code="BROKEN"
         )
+
+
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

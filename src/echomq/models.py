@@ -51,6 +51,44 @@ class DeadLetter(msgspec.Struct, frozen=True):
     failed_on: datetime | None
 
 
+class Logs(msgspec.Struct, frozen=True):
+    """Lines of a job's log.
+
+    Attributes:
+        lines: those that were asked for.
+        count: how many there are in all.
+    """
+
+    lines: list[str]
+    count: int
+
+
+class MetricsPoint(msgspec.Struct, frozen=True):
+    """How many jobs ended in a minute.
+
+    Attributes:
+        at: when it began.
+        count: how many.
+    """
+
+    at: datetime
+    count: int
+
+
+class MetricsSeries(msgspec.Struct, frozen=True):
+    """How many jobs of a queue completed, or failed, as its workers counted them.
+
+    Attributes:
+        count: in all, since they began to count.
+        latest: the minute in which the last one ended; it is counted on while it lasts. None if none was counted.
+        points: the minutes before that one, the newest first, as many as the workers keep.
+    """
+
+    count: int
+    latest: MetricsPoint | None
+    points: list[MetricsPoint]
+
+
 class Healed(msgspec.Struct, frozen=True):
     """What ``queue.admin.heal`` found.
 
@@ -77,6 +115,7 @@ class JobOptions(msgspec.Struct, frozen=True):
         lifo: whether it went to the front of the line.
         remove_on_complete, remove_on_fail: which finished jobs to keep; None: the worker decides.
         stack_trace_limit: how many tracebacks to keep.
+        keep_logs: how many lines of its log to keep.
         deduplication: which adds count as this same job, and what becomes of them.
         expire_in: seconds within which it had to be started.
         others: options of other programs, under the names that they gave them.
@@ -90,6 +129,7 @@ class JobOptions(msgspec.Struct, frozen=True):
     remove_on_complete: Keep | None = None
     remove_on_fail: Keep | None = None
     stack_trace_limit: int | None = None
+    keep_logs: int | None = None
     deduplication: Deduplication | None = None
     expire_in: float | None = None
     others: dict[str, JSON] = {}

@@ -28,6 +28,9 @@ MAX_DELAY: Final = 10 * 365 * 86_400.0
 MAX_COUNT: Final = 1_000_000_000_000
 """A server's script keeps 14 digits of a number in a job's options."""
 
+MAX_LINES: Final = 100_000
+"""Lines that the log of a job may keep."""
+
 MAX_JOB_ID: Final = 1_000
 """Characters of an id that a caller chose. The protocol has no bound; every move of the job carries its id."""
 
@@ -388,6 +391,7 @@ class JobSpec(msgspec.Struct, frozen=True):
             deduplication id.
         expire_in: seconds, or a ``timedelta``, after it could first run: if no worker has started it by then, it fails
             without being run.
+        keep_logs: how many lines of its log are kept, the last ones; left out, 1,000.
 
     Example:
         >>> JobSpec("enroll", {"learner": 7}, attempts=5, backoff=Backoff.exponential(1))
@@ -409,6 +413,7 @@ class JobSpec(msgspec.Struct, frozen=True):
     deduplication: Deduplication | str | None = None
     unique_by: Sequence[str] | None = None
     expire_in: Duration | None = None
+    keep_logs: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -434,6 +439,7 @@ class JobSpec(msgspec.Struct, frozen=True):
             and self.deduplication is None
             and self.unique_by is None
             and self.expire_in is None
+            and self.keep_logs is None
         )
 
     def _check_options(self) -> None:
@@ -451,6 +457,8 @@ class JobSpec(msgspec.Struct, frozen=True):
             _check_keep(self.remove_on_fail, "remove_on_fail")
         if self.stack_trace_limit is not None:
             check_whole(self.stack_trace_limit, "stack_trace_limit", least=0, most=MAX_COUNT)
+        if self.keep_logs is not None:
+            check_whole(self.keep_logs, "keep_logs", least=1, most=MAX_LINES)
         self._check_deduplication()
 
     def _check_times(self) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
+
+import msgspec
 
 from echomq._store import control, limits, read
 from echomq._store.codec import NewJob, StoredJob, carrying, encode_spec
@@ -17,10 +19,11 @@ from echomq._telemetry import JOB_ID, JOB_NAME, Attributes, Guard, Spans, Teleme
 from echomq.connection import Connection
 from echomq.errors import BulkAddError, ConnectionLost, EchoMQError, EncodingError, InvalidOption, QueueFull
 from echomq.job import Job
-from echomq.models import JOB_STATES, JobState
+from echomq.models import JOB_STATES, JobState, MetricsSeries
 from echomq.options import (
     JSON,
     MAX_COUNT,
+    MAX_PRIORITY,
     UNSET,
     Backoff,
     Deduplication,
@@ -31,6 +34,7 @@ from echomq.options import (
     OnProgress,
     check_deduplication_id,
     check_on_progress,
+    check_truth,
     check_whole,
     shown,
     to_seconds,
@@ -39,7 +43,11 @@ from echomq.queue_admin import QueueAdmin
 
 _MOST_FIELDS: Final = 100
 _MOST_NAMES: Final = 100
-_NOTHING_BESIDE: Final = (None, None, None, 0, False, 0, None, None, None, None, None, None, None, None)
+_PAGE: Final = 100
+_LARGEST_PAGE: Final = 1_000
+_MOST_PRIORITIES: Final = 1_000
+_NOT_RUN: Final[tuple[JobState, ...]] = ("waiting", "prioritized", "delayed", "waiting_children")
+_NOTHING_BESIDE: Final = (None, None, None, 0, False, 0, None, None, None, None, None, None, None, None, None)
 """What ``Queue.add`` has of the options that stand in a ``JobSpec``, if none was given."""
 
 _OWN_EVENTS: Final = frozenset(
@@ -48,6 +56,18 @@ _OWN_EVENTS: Final = frozenset(
 )
 """Events that mean something to whoever listens, so that nobody may write them by hand: a ``completed`` whose result is no
 JSON stops a Node listener (protocol 9), and an ``error`` that nobody handles ends a Node process."""
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Some of the jobs in a state: ``Queue.page``.
+
+    Attributes:
+        jobs: as they were when they were read. There may be fewer than were asked for, also none, although more follow.
+        cursor: for the next page; None after the last.
+    """
+
+    jobs: list[Job[Any]]
+    cursor: str | None
 
 
 class Queue:
@@ -116,6 +136,7 @@ class Queue:
         deduplication: Deduplication | str | None = None,
         unique_by: Sequence[str] | None = None,
         expire_in: Duration | None = None,
+        keep_logs: int | None = None,
     ) -> Job[Any]:
         """Adds a job. When this returns, the server has it.
 
@@ -144,6 +165,7 @@ class Queue:
                 the deduplication id.
             expire_in: seconds, or a ``timedelta``, after it could first run: if no worker has started it by then, it fails
                 without being run.
+            keep_logs: how many lines of its log are kept, the last ones; left out, 1,000.
 
         Raises:
             InvalidOption: an option breaks a rule. EncodingError: the data has no JSON form; says where.
@@ -155,7 +177,7 @@ class Queue:
         """
         beside = (
             job_id, delay, at, priority, lifo, attempts, backoff, remove_on_complete, remove_on_fail, stack_trace_limit,
-            timestamp, deduplication, unique_by, expire_in,
+            timestamp, deduplication, unique_by, expire_in, keep_logs,
         )  # fmt: skip
         if isinstance(name, JobSpec) and (data is not UNSET or beside != _NOTHING_BESIDE):
             raise InvalidOption("a JobSpec has its data and its options already: give nothing else beside it")
@@ -253,8 +275,8 @@ class Queue:
     async def jobs(self, *states: JobState, newest_first: bool = False) -> AsyncIterator[Job[Any]]:
         """The jobs in these states, or, without an argument, in each state: one state after the other.
 
-        They are read in pages of 100, while the queue goes on: a job that moves meanwhile may be passed over, or show where it
-        was; none comes twice.
+        They are read in pages of 100, while the queue goes on (``page``): a job that stays in its state meanwhile is not passed
+        over, one that moves may be, or show where it was; none comes twice.
 
         Args:
             states: which.
@@ -270,10 +292,122 @@ class Queue:
         _check_states(states)
         seen: set[str] = set()
         for state in dict.fromkeys(states or JOB_STATES):
-            async for stored in read.jobs(self._home.line, state, newest_first=newest_first):
-                if stored.id not in seen:
-                    seen.add(stored.id)
-                    yield Job(stored, self._home, state)
+            cursor, more = None, True
+            while more:
+                page = await read.page(self._home.line, state, cursor, _PAGE, newest_first=newest_first)
+                for stored in page.jobs:
+                    if stored.id not in seen:
+                        seen.add(stored.id)
+                        yield Job(stored, self._home, state)
+                cursor, more = page.cursor, page.cursor is not None
+
+    async def page(
+        self, state: JobState, *, cursor: str | None = None, limit: int = _PAGE, newest_first: bool = False
+    ) -> Page:
+        """A page of the jobs in a state, read in one call that is bounded however many there are.
+
+        A cursor holds on to jobs of its page, so that it stays where it is while others come and go. A job that stays in the
+        state, and keeps its priority or its time, is on exactly one page. ``waiting`` and ``active`` are lists: there none is
+        passed over as long as fewer than 1,000 jobs come and go between two pages, and one may come twice if the last four jobs
+        of a page have left the state before the next page is read.
+
+        Args:
+            state: which.
+            cursor: that of the page before; left out, the first page.
+            limit: how many jobs at most, from 1 to 1,000. A page ends also after some 1 MiB.
+            newest_first: left out, the one that runs next, is due next or ended first comes first.
+
+        Raises:
+            InvalidOption: an argument breaks a rule. ServerUnavailable: the server could not be asked.
+
+        Example:
+            >>> page = await queue.page("failed", limit=20, newest_first=True)
+            >>> [job.failed_reason for job in page.jobs]
+            >>> if page.cursor is not None:
+            ...     page = await queue.page("failed", cursor=page.cursor, limit=20, newest_first=True)
+        """
+        _check_states((state,))
+        check_whole(limit, "limit", least=1, most=_LARGEST_PAGE)
+        check_truth(newest_first, "newest_first")
+        found = await read.page(self._home.line, state, cursor, limit, newest_first=newest_first)
+        return Page([Job(stored, self._home, state) for stored in found.jobs], found.cursor)
+
+    async def count(self) -> int:
+        """How many jobs have not been run yet: those that wait, with a priority, for their time or for their children.
+
+        Raises:
+            ServerUnavailable: the server could not be asked.
+        """
+        return sum((await read.counts(self._home.line, _NOT_RUN)).values())
+
+    async def counts_per_priority(self, *priorities: int) -> dict[int, int]:
+        """How many jobs wait with each of these priorities; 0 stands for those without one.
+
+        Args:
+            priorities: which, 1,000 at most; left out, 0 and all that jobs wait with, the first 1,000.
+
+        Raises:
+            InvalidOption: there is no such priority. ServerUnavailable: the server could not be asked.
+
+        Example:
+            >>> await queue.counts_per_priority(0, 1, 5)
+            {0: 12, 1: 3, 5: 0}
+        """
+        for priority in priorities:
+            check_whole(priority, "priority", least=0, most=MAX_PRIORITY)
+        if len(priorities) > _MOST_PRIORITIES:
+            raise InvalidOption(
+                f"{len(priorities)} priorities: at most {_MOST_PRIORITIES} are counted at once; ask for fewer"
+            )
+        return await read.counts_per_priority(self._home.line, priorities)
+
+    async def metrics(self, state: Literal["completed", "failed"], minutes: int | None = None) -> MetricsSeries:
+        """How many jobs completed, or failed, in all and by the minute, as far as workers count (``metrics_points``).
+
+        Args:
+            state: which of the two.
+            minutes: how many minutes back from the latest one; left out, all that are kept.
+
+        Raises:
+            InvalidOption: an argument breaks a rule. ServerUnavailable: the server could not be asked.
+
+        Example:
+            >>> series = await queue.metrics("completed", minutes=60)
+            >>> max(point.count for point in series.points)
+        """
+        if state not in ("completed", "failed"):
+            raise InvalidOption(f"state={shown(state)}: must be completed or failed; others are not counted")
+        if minutes is not None:
+            check_whole(minutes, "minutes", least=1)
+        return await read.metrics(self._home.line, state, minutes)
+
+    @staticmethod
+    async def names(
+        connection: Connection | str | None = None, *, prefix: str = "emq", hash_tag: bool | None = None
+    ) -> list[str]:
+        """The names of the queues with this prefix, sorted. Queues of dead letters are not among them.
+
+        All keys of the server are walked, in bounded steps.
+
+        Args:
+            connection: a ``Connection``, or the URL of the server; left out, ``ECHOMQ_URL`` says it.
+            prefix: as for ``Queue``.
+            hash_tag: as for ``Queue``: whether the names stand in braces in the keys. With False they are given as they stand
+                there, in braces or not.
+
+        Raises:
+            InvalidOption: an argument breaks a rule. ServerUnavailable: the server could not be asked.
+
+        Example:
+            >>> await Queue.names("redis://localhost:6379/0")
+            ['enrollments', 'reports']
+        """
+        braces = QueueKeys.of("any", prefix=prefix, hash_tag=hash_tag).hash_tag
+        hub = Connection.of(connection).acquire()
+        try:
+            return await read.queue_names(hub, prefix=prefix, hash_tag=braces)
+        finally:
+            await hub.release()
 
     @property
     def admin(self) -> QueueAdmin:

@@ -449,9 +449,10 @@ class _Calls:
         self._is_async = self._processor is not None and is_async(self._processor)
         self._threads = threads
         self._home = home
+        self._home.loop = asyncio.get_running_loop()
 
     async def __call__(self, held: Held) -> Any:
-        job: Job[Any] = Job(held.job, self._home)
+        job: Job[Any] = Job(held.job, self._home, run=held)
         held.called = True
         running_job.set(job)  # for this run's own context: every run is a task
         if self._is_async:

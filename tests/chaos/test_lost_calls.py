@@ -26,13 +26,17 @@ CALLED = [
     "changeDelay-5",
     "changePriority-8",
     "cleanJobs-12",
+    "clearLogs-1",
     "drain-9",
     "extendLocks-2",
     "forgetQueue-10",
     "getCounts-8",
     "getGauges-10",
+    "getCountsPerPriority-3",
     "getJob-8",
-    "getRanges-8",
+    "getLogs-1",
+    "getMetrics-2",
+    "getPage-8",
     "getRateLimitTtl-2",
     "getSchedulers-2",
     "healJobs-12",
@@ -59,6 +63,7 @@ CALLED = [
     "resume-8",
     "setLimits-7",
     "trimEvents-2",
+    "updateJobs-4",
     "upsertScheduler-16",
 ]
 ELSEWHERE = {"claimEffect-1", "finishEffect-1", "releaseEffect-1"}  # tests/api/test_idempotency.py
@@ -127,6 +132,11 @@ async def change(queue: Queue, ended: list[Job[Any]]) -> None:
     """All changes of jobs and limits, while the queue is paused and these jobs have ended."""
     await asyncio.gather(*(job.result(timeout=15) for job in ended))
     await queue.publish("mine", number=1)
+    assert await ended[0].log("it has ended") == 1
+    assert (await ended[0].logs()).lines == ["it has ended"]
+    await ended[0].clear_logs()
+    assert await queue.counts_per_priority(1) == {1: 0}
+    assert (await queue.metrics("completed")).count == 0
     await queue.set_concurrency(50)
     await queue.set_concurrency(None)
     await queue.rate_limit(0)

@@ -300,7 +300,23 @@ STEPS: dict[str, Step] = {
     "setLimits": lambda world: world.queue.run("setLimits-7", "concurrency", 2000),
     "rateLimit": lambda world: world.queue.run("rateLimit-8", 1000),
     "publishEvent": lambda world: world.queue.run("publishEvent-3", "custom", "n", 1),
-    "getRanges": lambda world: world.queue.run("getRanges-8", "wait", 0, 100, ""),
+    "updateJobs": lambda world: text(
+        world.queue.run(
+            "updateJobs-4",
+            *("progress", "a1", "1", "", world.token, f"1:{T}:{T}"),
+            *("log", "w1", "line", 2, "", ""),
+            *("data", "wc", "{}", "", "", ""),
+            *("log", "wc", "line", 2, "", ""),
+        )
+    ),
+    "clearLogs": lambda world: world.queue.run("clearLogs-1", "wc", 0),
+    "getLogs": lambda world: world.queue.run("getLogs-1", "wc", 0, 10, ""),
+    "getPage": lambda world: [
+        world.queue.run("getPage-8", "wait", 100, "", 2, 1, "", "w1"),
+        world.queue.run("getPage-8", "completed", 100, "1", 0, 0, T, "old1"),
+    ],
+    "getCountsPerPriority": lambda world: world.queue.run("getCountsPerPriority-3"),
+    "getMetrics": lambda world: world.queue.run("getMetrics-2", "completed", 0, 10),
     "getRateLimitTtl": lambda world: world.queue.run("getRateLimitTtl-2", ""),
     "getState": lambda world: world.queue.state("nope"),
     "getJob": lambda world: world.queue.run("getJob-8", "w1"),
@@ -318,7 +334,8 @@ OTHERS = {"claimEffect", "finishEffect", "releaseEffect"}
 """They know one key, which is no queue's."""
 
 READS = {
-    "getSchedulers", "getState", "getJob", "getCounts", "getGauges", "isFinished", "getRanges", "getRateLimitTtl",
+    "getSchedulers", "getState", "getJob", "getCounts", "getGauges", "isFinished", "getPage", "getRateLimitTtl",
+    "getLogs", "getCountsPerPriority", "getMetrics",
 }  # fmt: skip
 
 MAKE: dict[str, tuple[str | int, ...]] = {

@@ -5,7 +5,7 @@ Where Node does the same beside us, see test_vectors_side_by_side.py. Deviations
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -32,9 +32,20 @@ def fail(queue: Queue, *job_ids: str) -> None:
     queue.new_events()
 
 
+def read_page(
+    queue: Queue, place: str, count: int, newest: str = "", after: Sequence[Any] = (-1, 0, "")
+) -> tuple[list[tuple[str, bool]], list[Any]]:
+    """Ids of a page, each with whether there is a job of it; and what the next page is asked for with."""
+    seen, passed, left, *entries = text(queue.run("getPage-8", place, count, newest, *after))
+    ids, hashes, scores = entries[::3], entries[1::3], entries[2::3]
+    assert seen == len(ids)
+    return [(one, bool(flat)) for one, flat in zip(ids, hashes, strict=True)], [passed, left, *scores[-1:], *ids[::-1]]
+
+
 def page(queue: Queue, place: str, start: int, count: int, newest: str = "") -> list[str]:
-    """The ids of a page of a state."""
-    return list(text(queue.run("getRanges-8", place, start, count, newest))[1::2])
+    """The ids of so many jobs of a state, after so many others."""
+    after = read_page(queue, place, start, newest)[1] if start else (-1, 0, "")
+    return [job_id for job_id, is_there in read_page(queue, place, count, newest, after)[0] if is_there]
 
 
 # -- limits
@@ -146,10 +157,10 @@ def test_31_pages_of_sets_pass_over_ids_without_a_job(queue: Queue) -> None:
     queue.command("DEL", "~3")
     queue.command("SET", "~3", "no job")
     assert page(queue, "prioritized", 0, 3) == ["1"]
-    assert queue.run("getRanges-8", "prioritized", 0, 3, "")[0] == 3, "so many ids were passed"
+    assert len(read_page(queue, "prioritized", 3)[0]) == 3, "so many ids were passed"
     assert page(queue, "prioritized", 3, 3) == ["4"]
     assert page(queue, "prioritized", 0, 9, "1") == ["4", "1"]
-    assert queue.run("getRanges-8", "prioritized", 4, 9, "") == [0]
+    assert page(queue, "prioritized", 4, 9) == []
 
 
 def test_31_a_page_ends_after_a_mebibyte(queue: Queue) -> None:

@@ -347,7 +347,9 @@ def test_options_come_back(options: dict[str, Any]) -> None:
         ),
         (b'{"removeOnFail":{"age":10,"limit":5}}', JobOptions(remove_on_fail=Keep(-1, 10))),
         (b'{"removeOnFail":{}}', JobOptions()),
-        (b'{"kl":7,"tm":"x","jobId":"a"}', JobOptions(others={"kl": 7, "tm": "x"})),
+        (b'{"kl":0}', JobOptions()),
+        (b'{"kl":1e400}', JobOptions()),
+        (b'{"kl":7,"tm":"x","jobId":"a"}', JobOptions(keep_logs=7, others={"tm": "x"})),
     ],
 )
 def test_options_of_others_are_read_without_trust(text: bytes, expected: JobOptions) -> None:

@@ -19,6 +19,7 @@ from echomq.options import (
     KEEP_COMPLETED,
     KEEP_FAILED,
     MAX_DELAY,
+    MAX_LINES,
     UNSET,
     Backoff,
     Deduplication,
@@ -206,6 +207,15 @@ def to_moment(ms: int | float) -> datetime:
     return _EPOCH + timedelta(milliseconds=ms)
 
 
+def as_whole(text: object) -> int | None:
+    """A whole number that a reply holds, as far as it is exact everywhere; None for anything else."""
+    try:
+        number = int(text)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        return None
+    return number if -_EXACT < number < _EXACT else None
+
+
 # -- states and ids ----------------------------------------------------------------------------------------------------
 
 _STATES_OUT: Final[dict[JobState, str]] = {
@@ -381,6 +391,8 @@ def encode_spec(spec: JobSpec) -> NewJob:
         opts = b'%b,"expireIn":%d}' % (opts[:-1], expire_in)
         if spec.at is not None:  # of which the options say nothing else
             opts = b'%b,"expireAt":%d}' % (opts[:-1], moment_ms(spec.at) + expire_in)
+    if spec.keep_logs is not None:
+        opts = b'%b,"kl":%d}' % (opts[:-1], spec.keep_logs)
     more: bytes | str = _LIFO if spec.lifo else ""
     de = _deduplication(spec, data)
     if de is not None:
@@ -447,6 +459,7 @@ class RunOptions(msgspec.Struct, frozen=True):
     Attributes:
         raw: the whole object, BullMQ's stored names.
         keep_completed, keep_failed: retention rules for the finish script, or None for the worker's own.
+        keep_logs: lines of its log to keep, or None.
         expire_in: milliseconds after its due time within which it must start, or None.
         expire_at: the end of that time as a moment, where the due time was one.
         delay: milliseconds from when it was made to its due time.
@@ -461,6 +474,7 @@ class RunOptions(msgspec.Struct, frozen=True):
     keep_completed: str | None = None
     keep_failed: str | None = None
     stack_trace_limit: int | None = None
+    keep_logs: int | None = None
     expire_in: float | None = None
     expire_at: int = 0
     delay: float = 0.0
@@ -512,7 +526,7 @@ def _decode_opts(text: bytes) -> RunOptions:
         jitter = min(max(_number(backoff.get("jitter")) or 0.0, 0.0), 1.0)
     elif (milliseconds := _number(backoff)) is not None:
         backoff_type, delay = "fixed", milliseconds / 1000
-    limit = _number(raw.get("stackTraceLimit"))
+    limit, lines = _number(raw.get("stackTraceLimit")), _number(raw.get("kl"))
     return RunOptions(
         raw=raw,
         attempts=int(_number(raw.get("attempts")) or 0),
@@ -523,6 +537,7 @@ def _decode_opts(text: bytes) -> RunOptions:
         keep_completed=_rule_from_opts(raw.get("removeOnComplete")),
         keep_failed=_rule_from_opts(raw.get("removeOnFail")),
         stack_trace_limit=None if limit is None else int(limit),
+        keep_logs=None if lines is None or lines < 1 else int(min(lines, MAX_LINES)),
         expire_in=_number(raw.get("expireIn")),
         expire_at=_moment_number(raw.get("expireAt")) or 0,
         delay=max(_number(raw.get("delay")) or 0.0, 0.0),
@@ -597,7 +612,8 @@ def _keep_from_opts(value: Any) -> Keep | None:
 
 
 _NAMED_OPTIONS: Final = frozenset(
-    "attempts backoff delay priority lifo removeOnComplete removeOnFail stackTraceLimit jobId timestamp expireIn expireAt".split()
+    "attempts backoff delay priority lifo removeOnComplete removeOnFail stackTraceLimit kl jobId timestamp expireIn "
+    "expireAt".split()
 )
 
 
@@ -633,6 +649,7 @@ def public_options(options: RunOptions) -> JobOptions:
         remove_on_complete=_keep_from_opts(raw.get("removeOnComplete")),
         remove_on_fail=_keep_from_opts(raw.get("removeOnFail")),
         stack_trace_limit=options.stack_trace_limit,
+        keep_logs=options.keep_logs,
         deduplication=deduplication,
         expire_in=None if expire_in is None else max(expire_in, 0.0) / 1000,
         others={

@@ -1,15 +1,16 @@
-"""Controlling: pause and resume a queue; promote, retry, move, remove jobs; write events of the caller's own."""
+"""Controlling: pause and resume a queue; promote, retry, move, remove jobs; write what is told of them, and own events."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from typing import Final, Protocol
 
 from echomq._store.codec import decode_id, duration_ms, event_field, id_out, moment_ms, state_in
-from echomq._store.codes import JOB_GONE, NOT_THERE, SCHEDULED, meaning
+from echomq._store.codes import JOB_GONE, NOT_THERE, OTHER_OWNER, SCHEDULED, meaning
 from echomq._store.keys import QueueKeys
 from echomq._store.line import Line
-from echomq.errors import JobLocked, JobNotFound, StateError
+from echomq.errors import BrokenKey, JobLocked, JobNotFound, LockLost, StateError
 from echomq.models import JobState
 from echomq.options import Duration, OnProgress
 
@@ -94,6 +95,75 @@ def _check_changed(line: Line, job_id: str, code: int, found: bytes, done: str, 
         state = state_in(found)
         where = "in no state" if state is None else state
         raise StateError(f"{name} is not {done}: it is {where}, and must be {needed}", found=state)
+
+
+class Run(Protocol):
+    """A worker's run of a job: what tells it from every other."""
+
+    @property
+    def token(self) -> str:
+        """What the job's lock carries."""
+
+    @property
+    def run(self) -> bytes:
+        """By what it is known where there is no lock (extendLocks)."""
+
+
+_DEFAULT_LINES: Final = 1_000
+_LONGEST_LINE: Final = 16 * 1024
+"""Bytes."""
+
+
+async def update_progress(line: Line, job_id: str, progress: bytes, run: Run | None) -> None:
+    """Writes a job's progress. Raises JobNotFound, LockLost."""
+    await _tell(line, "progress", job_id, progress, "", run)
+
+
+async def update_data(line: Line, job_id: str, data: bytes, run: Run | None) -> None:
+    """Writes other data into a job. Raises JobNotFound, LockLost."""
+    await _tell(line, "data", job_id, data, "", run)
+
+
+async def log(line: Line, job_id: str, text: str, keep: int | None, run: Run | None) -> int:
+    """Adds a line to a job's log. Gives how many it has then. Raises JobNotFound, LockLost."""
+    most = _DEFAULT_LINES if keep is None else keep
+    return await _tell(line, "log", job_id, _log_line(text), str(most), run)
+
+
+def _log_line(text: str) -> bytes:
+    written = text.encode("utf-8", "backslashreplace")
+    if len(written) <= _LONGEST_LINE:
+        return written
+    note = b" ... (cut; it had %d bytes)" % len(written)
+    return written[: _LONGEST_LINE - len(note)].decode("utf-8", "ignore").encode() + note
+
+
+async def _tell(line: Line, what: str, job_id: str, value: bytes, keep: str, run: Run | None) -> int:
+    by = ("", b"") if run is None else (run.token, run.run)
+    answer = await line.tell((what, id_out(job_id), value, keep, *by))
+    name = f"job {job_id!r} of queue {line.keys.queue!r}"
+    if isinstance(answer, str):
+        raise BrokenKey(f"{name}: {answer.removeprefix('BROKEN ')}; nothing was changed", code="BROKEN")
+    if answer == OTHER_OWNER:
+        raise LockLost(
+            f"{name}: its {what} is not written: this run of it is over, or another worker has the job by now"
+        )
+    if answer == JOB_GONE:
+        raise _gone(name, f"its {what} is not written")
+    return answer
+
+
+def _gone(name: str, what: str) -> JobNotFound:
+    return JobNotFound(f"{name}: {what}: there is no such job; it was removed, or its retention removed it")
+
+
+async def clear_logs(line: Line, job_id: str, keep: int) -> None:
+    """Drops the lines of a job's log but the last ones, in steps. Raises JobNotFound."""
+    left = 1
+    while left > 0:
+        _, left = await line.call("clearLogs-1", (id_out(job_id), str(keep)))
+    if left == JOB_GONE:
+        raise _gone(f"job {job_id!r} of queue {line.keys.queue!r}", "its log is not cleared")
 
 
 async def move_all(line: Line, origin: JobState, on_progress: OnProgress) -> int:

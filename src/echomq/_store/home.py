@@ -19,6 +19,7 @@ class Home:
         keys: the queue's keys.
         max_size: how many jobs may wait in the queue for an add to be taken; None for any number.
         telemetry: what hears of what is done here; None for nothing.
+        loop: the event loop that carries out what the threads of handlers ask for; None where there are none.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class Home:
         self.keys = keys
         self.max_size = max_size
         self.telemetry = telemetry
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._line: Line | None = None  # the one used last
         self._lines: dict[asyncio.AbstractEventLoop, Line] = {}
         self._guard = threading.Lock()

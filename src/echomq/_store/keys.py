@@ -11,7 +11,10 @@ from echomq.errors import InvalidOption
 from echomq.options import check_queue_name
 
 # The names that scripts use in their headers, where they differ from the key's own suffix.
-_SUFFIXES = {"check_at": "stalled-check", "waiting_children": "waiting-children", "schedulers": "repeat"}
+_SUFFIXES = {
+    "check_at": "stalled-check", "waiting_children": "waiting-children", "schedulers": "repeat",
+    "metrics_completed": "metrics:completed", "metrics_failed": "metrics:failed",
+}  # fmt: skip
 
 _OURS = {
     "calls": "calls", "suspects": "suspects", "limits": "limits", "paused_schedulers": "paused-schedulers",
@@ -74,6 +77,25 @@ class QueueKeys:
     def job(self, job_id: str) -> str:
         """The key of a job's hash."""
         return self.base + job_id
+
+    @classmethod
+    def pattern(cls, prefix: str) -> str:
+        """What matches the ``meta`` key of every queue with this prefix, and perhaps of others (``queue_of``)."""
+        return re.sub(r"([\\*?\[\]])", r"\\\1", prefix) + ":*:meta"
+
+    @classmethod
+    def queue_of(cls, meta: str, *, prefix: str, hash_tag: bool) -> str | None:
+        """The queue whose ``meta`` key this is, by the name that ``of`` takes; None if it is that of no such queue."""
+        name = meta.removeprefix(f"{prefix}:").removesuffix(":meta")
+        if hash_tag:
+            if name[:1] != "{" or name[-1:] != "}":
+                return None
+            name = name[1:-1]
+        try:
+            check_queue_name(name, hash_tag=hash_tag)
+        except InvalidOption:
+            return None
+        return name
 
     def resolve(self, name: str) -> str:
         """The key that a script's header calls ``name``."""

@@ -23,6 +23,8 @@ from echomq.errors import BrokenKey, ConnectionLost, EchoMQError, ServerError, S
 MOST_JOBS = 250
 MOST_BYTES = 1024 * 1024
 _ADD = "addJobs-11"
+_MOST_TOLD = 100
+_TELL = "updateJobs-4"
 _DECIDED_ON = 10 * 1024
 """So that at most 102 deduplicated jobs go together: 250 that replace others would take the server 8 ms."""
 
@@ -48,6 +50,14 @@ class _Add:
     future: asyncio.Future[list[Added]]
     asked: float
     jobs: Sequence[NewJob]
+    size: int
+
+
+@dataclass(slots=True)
+class _Telling:
+    future: asyncio.Future[int | str]
+    asked: float
+    told: Sequence[bytes | str]
     size: int
 
 
@@ -83,7 +93,7 @@ class Line:
         if max_size is not None:
             self.bound(max_size)
         self._lane: Lane | None = None
-        self._waiting: deque[_Add | _Call] = deque()
+        self._waiting: deque[_Add | _Telling | _Call] = deque()
         self._walk: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -95,6 +105,13 @@ class Line:
         """Adds at most ``MOST_JOBS`` jobs, all or none, in order."""
         size = size_of(jobs[0]) if len(jobs) == 1 else sum(map(size_of, jobs))
         return self._ask(_Add(self.loop.create_future(), self.loop.time(), jobs, size))
+
+    def tell(self, told: Sequence[bytes | str]) -> asyncio.Future[int | str]:
+        """Writes what is told of one job, as updateJobs takes it; what waits together goes together, in order.
+
+        The future gets what the script answers for it: a code, the length of a log, or what is broken.
+        """
+        return self._ask(_Telling(self.loop.create_future(), self.loop.time(), told, sum(map(len, told))))
 
     def call(self, name: str, args: Sequence[Argument]) -> asyncio.Future[Any]:
         """Calls a lane script; the future gets its reply."""
@@ -159,6 +176,8 @@ class Line:
                 under_way = [first]
                 if isinstance(first, _Call):
                     await self._one(first)
+                elif isinstance(first, _Telling):
+                    await self._tell(first, under_way)
                 else:
                     await self._together(first, under_way)
                 under_way = []
@@ -168,7 +187,7 @@ class Line:
                 left.future.cancel()
             self._waiting.clear()
 
-    async def _send(self, name: str, args: Sequence[Argument], newest: _Add | _Call) -> Reply:
+    async def _send(self, name: str, args: Sequence[Argument], newest: _Add | _Telling | _Call) -> Reply:
         wait = self.hub.wait
         waited = self.loop.time() - newest.asked
         patience = Patience(wait - waited if waited < wait else 0.0, self.hub.look_after)
@@ -184,6 +203,25 @@ class Line:
         else:
             if not call.future.done():
                 call.future.set_result(reply)
+
+    async def _tell(self, first: _Telling, tellings: list[_Telling]) -> None:
+        size = first.size
+        while self._waiting and len(tellings) < _MOST_TOLD:
+            following = self._waiting[0]
+            if not isinstance(following, _Telling) or size + following.size > MOST_BYTES:
+                break
+            self._waiting.popleft()
+            tellings.append(following)
+            size += following.size
+        try:
+            reply = await self._send(_TELL, [part for one in tellings for part in one.told], tellings[-1])
+        except Exception as error:  # it is the callers' to hear
+            self._fail(tellings, error)
+            return
+        assert isinstance(reply, list)
+        for one, answer in zip(tellings, reply[1:], strict=True):
+            if not one.future.done():
+                one.future.set_result(answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer)  # type: ignore[arg-type]
 
     async def _together(self, first: _Add, adds: list[_Add]) -> None:
         count, size = len(first.jobs), first.size
@@ -220,15 +258,15 @@ class Line:
                 add.future.set_result(results[start:end])
             start = end
 
-    def _fail(self, asked: Sequence[_Add | _Call], error: Exception) -> None:
+    def _fail(self, asked: Sequence[_Add | _Telling | _Call], error: Exception) -> None:
         for one in asked:
-            _tell(one, error, self.keys.queue)
+            _refuse(one, error, self.keys.queue)
         if not isinstance(error, (ServerUnavailable, ConnectionLost)):
             return
         overdue = self.loop.time() - self.hub.wait
         while self._waiting and self._waiting[0].asked <= overdue:
             behind = ServerUnavailable(f"the server has not answered for {self.hub.wait:g} s")
-            _tell(self._waiting.popleft(), behind, self.keys.queue)
+            _refuse(self._waiting.popleft(), behind, self.keys.queue)
 
 
 def _results(reply: Reply) -> list[Added]:
@@ -238,7 +276,7 @@ def _results(reply: Reply) -> list[Added]:
     return [Added(job_id.decode(), code, now) for job_id, code in zip(ids, flags, strict=True)]  # type: ignore[union-attr, arg-type]
 
 
-def _tell(asked: _Add | _Call, error: Exception, queue: str) -> None:
+def _refuse(asked: _Add | _Telling | _Call, error: Exception, queue: str) -> None:
     if asked.future.done():
         return
     if isinstance(error, ConnectionLost):

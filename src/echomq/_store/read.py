@@ -1,12 +1,23 @@
-"""Reading: a job with its state, how many jobs there are."""
+"""Reading: a job with its state and its log, pages of jobs, how many there are, how many ended a minute; the queues."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
-from echomq._store.codec import StoredJob, id_out, state_in, state_out
+import msgspec
+
+from echomq._store.call import Patience, opened, read_command
+from echomq._store.codec import StoredJob, as_whole, id_out, state_in, state_out, to_moment
+from echomq._store.codes import JOB_GONE
+from echomq._store.keys import QueueKeys
 from echomq._store.line import Line
-from echomq.models import JobState
+from echomq.connection import Hub
+from echomq.errors import InvalidOption, JobNotFound
+from echomq.models import JobState, Logs, MetricsPoint, MetricsSeries
+from echomq.options import shown
 
 
 async def job(line: Line, job_id: str) -> tuple[StoredJob, JobState | None] | None:
@@ -31,25 +42,183 @@ def as_stored(counts: Mapping[JobState, int]) -> dict[str, int]:
     return {state_out(state): count for state, count in counts.items()}
 
 
-_PAGE = 100
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """Jobs of a state.
+
+    Attributes:
+        jobs: as they were when they were read.
+        cursor: where the next page begins; None after the last.
+    """
+
+    jobs: list[StoredJob]
+    cursor: str | None
 
 
-async def jobs(line: Line, state: JobState, *, newest_first: bool) -> AsyncIterator[StoredJob]:
-    """The jobs of a state, page by page, as they are when their page is read."""
+class _Cursor(msgspec.Struct, frozen=True, array_like=True):
+    """Where a page ended. It says by ids where that is, so that it stays there while jobs come and go.
+
+    Attributes:
+        state, newest: of which pages.
+        place: the list or set that is read next.
+        passed: how many ids stood before the next one, in a list; -1 at its beginning.
+        left: how many stood from there on.
+        score: that of the last id, in a set.
+        anchors: ids of the page, the last one first.
+    """
+
+    state: str
+    newest: bool
+    place: str
+    passed: int = -1
+    left: int = 0
+    score: bytes = b""
+    anchors: list[bytes] = []
+
+    def __str__(self) -> str:
+        return base64.urlsafe_b64encode(_pack_cursor(self)).decode().rstrip("=")
+
+
+_pack_cursor: Final = msgspec.msgpack.Encoder().encode
+_unpack_cursor: Final = msgspec.msgpack.Decoder(_Cursor).decode
+_ANCHORS = 4
+
+
+def _anchors(entries: Sequence[Sequence[bytes]]) -> list[bytes]:
+    """The last ids; and two from further before, which are there still when a list has lost its tail up to those."""
+    ids = [entry[0] for entry in entries]
+    return list(dict.fromkeys([*ids[: -_ANCHORS - 1 : -1], ids[len(ids) // 2], ids[0]]))
+
+
+def _places(state: JobState, *, newest_first: bool) -> list[str]:
+    """Where the jobs of a state stand. A list that BullMQ 5 paused with holds the older ones."""
     if state == "waiting":
-        places = ["wait", "paused"] if newest_first else ["paused", "wait"]
+        return ["wait", "paused"] if newest_first else ["paused", "wait"]
+    return [state_out(state)]
+
+
+def _given(cursor: str, state: JobState, places: Sequence[str], *, newest_first: bool) -> _Cursor:
+    try:
+        found = _unpack_cursor(base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True))
+        if found.passed >= 0 and not found.anchors:
+            raise ValueError
+        float(found.score or b"0")
+    except (ValueError, TypeError, msgspec.DecodeError):  # DecodeError is one of another kind in a ValidationError
+        raise InvalidOption(
+            f"cursor={shown(cursor)}: must be the cursor of a Page, or None for the first page"
+        ) from None
+    if found.state != state or found.newest != newest_first or found.place not in places:
+        raise InvalidOption(
+            f"cursor={shown(cursor)}: is that of a page with state={found.state!r}, newest_first={found.newest}; ask for the "
+            "next page as for the first"
+        )
+    return found
+
+
+async def page(line: Line, state: JobState, cursor: str | None, limit: int, *, newest_first: bool) -> Paged:
+    """At most so many jobs of a state, and at most some 1 MiB of them, from where a cursor says.
+
+    Raises:
+        InvalidOption: the cursor is none of these pages.
+    """
+    places = _places(state, newest_first=newest_first)
+    if cursor is None:
+        at = _Cursor(state, newest_first, places[0])
     else:
-        places = [state_out(state)]
-    for place in places:
-        start, passed = 0, 1
-        while passed:
-            args = (place, str(start), str(_PAGE), "1" if newest_first else "")
-            reply = await line.read("getRanges-8", args)
-            assert isinstance(reply, list)
-            passed = reply[0]  # type: ignore[assignment]
-            start += passed
-            for at in range(1, len(reply), 2):
-                yield StoredJob.from_reply(reply[at], reply[at + 1])  # type: ignore[arg-type]
+        at = _given(cursor, state, places, newest_first=newest_first)
+    while True:
+        flag = "1" if newest_first else ""
+        args: list[bytes | str] = [at.place, str(limit), flag, str(at.passed), str(at.left), at.score, *at.anchors]
+        reply: Any = await line.read("getPage-8", args)
+        seen, passed, left = reply[:3]
+        entries = [reply[index : index + 3] for index in range(3, 3 + 3 * seen, 3)]
+        following: _Cursor | None = None
+        if left:
+            following = _Cursor(state, newest_first, at.place, passed, left, entries[-1][2], _anchors(entries))
+        elif at.place != places[-1] and await line.ask("LLEN", line.keys.key(places[-1])):
+            following = _Cursor(state, newest_first, places[-1])
+            if not entries:
+                at = following
+                continue
+        jobs = [StoredJob.from_reply(job_id, flat) for job_id, flat, _ in entries if flat]
+        return Paged(jobs, None if following is None else str(following))
+
+
+async def counts_per_priority(line: Line, priorities: Sequence[int]) -> dict[int, int]:
+    """How many jobs wait with each of these priorities; without any, with each that there is."""
+    reply: Any = await line.read("getCountsPerPriority-3", [str(priority) for priority in priorities])
+    return dict(zip(reply[::2], reply[1::2], strict=True))
+
+
+_MINUTES = 1_000
+_MINUTE = 60_000
+
+
+async def metrics(line: Line, state: str, minutes: int | None) -> MetricsSeries:
+    """How many jobs completed or failed, in all and by the minute."""
+    points: dict[int, int] = {}
+    start = 0
+    while True:
+        wanted = _MINUTES if minutes is None else min(minutes - start, _MINUTES)
+        reply: Any = await line.read("getMetrics-2", (state, str(start), str(wanted)))
+        count, last, before, data = reply
+        counted = as_whole(last)
+        if counted is None:
+            return MetricsSeries(as_whole(count) or 0, None, [])
+        newest = counted // _MINUTE - 1 - start
+        for position, value in enumerate(data):  # a minute that has passed meanwhile moves all by one
+            points.setdefault(newest - position, as_whole(value) or 0)
+        start += len(data)
+        if not data or start == minutes:
+            break
+    total = as_whole(count) or 0
+    latest = MetricsPoint(to_moment(counted // _MINUTE * _MINUTE), max(total - (as_whole(before) or 0), 0))
+    made = [MetricsPoint(to_moment(minute * _MINUTE), points[minute]) for minute in sorted(points, reverse=True)]
+    return MetricsSeries(total, latest, made if minutes is None else made[:minutes])
+
+
+_SCANNED = b"1000"
+
+
+async def queue_names(hub: Hub, *, prefix: str, hash_tag: bool) -> list[str]:
+    """The names of all queues with this prefix."""
+    patience = Patience(hub.wait, hub.look_after)
+    link = await opened(lambda: hub.link(hash_tag=hash_tag), patience)
+    names: set[str] = set()
+    cursor = b"0"
+    while True:
+        command = ("SCAN", cursor, "MATCH", QueueKeys.pattern(prefix), "COUNT", _SCANNED, "TYPE", "hash")
+        reply: Any = await read_command(link, command, patience)
+        cursor, keys = reply
+        for key in keys:
+            name = QueueKeys.queue_of(key.decode("utf-8", "surrogateescape"), prefix=prefix, hash_tag=hash_tag)
+            if name is not None:
+                names.add(name)
+        if cursor == b"0":
+            return sorted(names)
+
+
+_LINES = 1_000
+
+
+async def logs(line: Line, job_id: str, start: int, end: int, *, newest_first: bool) -> Logs:
+    """Lines of a job's log: those at these positions, the end included, -1 for the last one. Raises JobNotFound."""
+    found: list[str] = []
+    while True:
+        wanted = _LINES if end < 0 else min(end - start + 1, _LINES)
+        args = (id_out(job_id), str(start), str(max(wanted, 0)), "1" if newest_first else "")
+        reply = await line.read("getLogs-1", args)
+        assert isinstance(reply, list)
+        count, lines = reply[0], reply[1:]
+        if count == JOB_GONE:
+            raise JobNotFound(
+                f"job {job_id!r} of queue {line.keys.queue!r} has no log: there is no such job; it was removed, or its "
+                "retention removed it"
+            )
+        found += [text.decode("utf-8", "replace") for text in lines]  # type: ignore[union-attr]
+        start += len(lines)
+        if not lines or start >= count or (0 <= end < start):  # type: ignore[operator]
+            return Logs(found, count)  # type: ignore[arg-type]
 
 
 async def is_paused(line: Line) -> bool:
