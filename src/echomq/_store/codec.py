@@ -663,9 +663,6 @@ def public_options(options: RunOptions) -> JobOptions:
 _EXACT: Final = 2**53
 """Up to here a whole number is exact, in Lua and JavaScript too."""
 
-_LAST_MOMENT: Final = 253_402_300_799_999
-"""The last millisecond of the year 9999, where ``datetime`` ends."""
-
 
 class StoredJob:
     """A job's hash as it was read: fields are decoded when they are asked for."""
@@ -727,7 +724,7 @@ class StoredJob:
     def moment(self, field: bytes) -> datetime | None:
         """A field as an instant; None where it is absent or none that Python has."""
         value = self.number(field, -1)
-        return to_moment(value) if 0 <= value <= _LAST_MOMENT else None
+        return to_moment(value) if 0 <= value <= _LAST_MS else None
 
     @property
     def name(self) -> str:

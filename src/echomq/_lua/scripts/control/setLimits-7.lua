@@ -7,17 +7,13 @@
 --- @key limits
 --- @key calls
 --- @rest
---- @use clock check place queue_meta
+--- @use clock limit_change
 --- @lane
 --- @returns now
 
 -- The rest are names and values; an empty value lifts the limit.
-check.hash(meta)
-check.stream(limits)
-check.list(wait)
-check.zset(prioritized)
-check.list(active)
-check.zset(marker)
+local q = { meta = meta, wait = wait, prioritized = prioritized, active = active, marker = marker, limits = limits }
+limit_change.look(q)
 local now, now_text = clock.read(clock_given)
 
 for at = rest, #ARGV, 2 do
@@ -28,10 +24,6 @@ for at = rest, #ARGV, 2 do
     redis.call("HSET", meta, ARGV[at], ARGV[at + 1])
   end
 end
-if redis.call("LLEN", wait) + redis.call("ZCARD", prioritized) > 0
-  and not queue_meta.closed(queue_meta.read(meta), active) then
-  place.mark(marker)
-end
-redis.pcall("XADD", limits, "MAXLEN", "1", "*", "changed", "1")   -- wakes all workers that a rate limit has told to wait
-redis.call("PEXPIRE", limits, "60000")
+limit_change.mark(q)
+limit_change.tell(q)
 return calls_kept.keep(calls, lane, number, now, now_text, { now_text })
