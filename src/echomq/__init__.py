@@ -32,6 +32,7 @@ from echomq.errors import (
 )
 from echomq.job import Job
 from echomq.models import (
+    CurrentJob,
     DeadLetter,
     FailureKind,
     Healed,
@@ -42,6 +43,8 @@ from echomq.models import (
     MetricsSeries,
     Parent,
     ScheduleInfo,
+    WorkerInfo,
+    WorkerStats,
 )
 from echomq.options import Backoff, Cron, Deduplication, Every, JobSpec, Keep, Limiter
 from echomq.queue import DeadLetterQueue, Page, Queue
@@ -61,6 +64,7 @@ __all__ = [
     "Connection",
     "ConnectionLost",
     "Cron",
+    "CurrentJob",
     "DeadLetter",
     "DeadLetterQueue",
     "Deduplication",
@@ -106,5 +110,7 @@ __all__ = [
     "Unrecoverable",
     "UnsupportedServer",
     "Worker",
+    "WorkerInfo",
+    "WorkerStats",
     "__version__",
 ]

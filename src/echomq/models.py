@@ -135,6 +135,73 @@ class JobOptions(msgspec.Struct, frozen=True):
     others: dict[str, JSON] = {}
 
 
+class CurrentJob(msgspec.Struct, frozen=True):
+    """A job that a worker has in hand.
+
+    Attributes:
+        id, name: the job's.
+        since: when this run of it began.
+    """
+
+    id: str
+    name: str
+    since: datetime | None
+
+
+class WorkerInfo(msgspec.Struct, frozen=True):
+    """A worker as ``Queue.workers`` found it.
+
+    What is None, a worker of another runtime does not say: of such a one its connection is all that is known.
+
+    Attributes:
+        queue: what it works on.
+        name: its name, by which jobs say whose they are; empty for one of another runtime that has none.
+        is_connected: whether the server has a connection of this worker; False: it has just lost it, or its life. None: the
+            server does not say.
+        last_seen: when the server last heard of it. An idle worker is heard of every few seconds, a busy one at its sweeps.
+        started_at: when it began to work.
+        address: from where it is connected.
+        library: the client library that its connection names, on servers that know.
+        host, pid: where it runs.
+        version, python: of EchoMQ and of Python there.
+        slots: how many jobs it runs at once.
+        paused: whether ``Worker.pause`` was called.
+        loop_lag: seconds; the longest time in about the last minute that its event loop took to answer.
+        jobs: those in its hands, the longest-running first. Workers that share a name share this list. Those of an unnamed
+            worker are not known.
+    """
+
+    queue: str
+    name: str
+    is_connected: bool | None
+    last_seen: datetime
+    started_at: datetime | None = None
+    address: str | None = None
+    library: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    version: str | None = None
+    python: str | None = None
+    slots: int | None = None
+    paused: bool | None = None
+    loop_lag: float | None = None
+    jobs: tuple[CurrentJob, ...] = ()
+
+
+class WorkerStats(msgspec.Struct, frozen=True):
+    """A worker's own figures, as ``Worker.stats`` gives them; no server is asked.
+
+    Attributes:
+        slots: how many jobs it can run at once.
+        running: how many handlers run.
+        loop_lag: seconds; the longest time in about the last minute that its event loop took to answer.
+    """
+
+    slots: int
+    running: int
+    loop_lag: float
+
+
 class ScheduleInfo(msgspec.Struct, frozen=True):
     """A schedule as it was when it was read.
 

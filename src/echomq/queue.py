@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, Self
 
 import msgspec
 
-from echomq._store import control, limits, read
+from echomq._store import control, limits, presence, read
 from echomq._store.codec import NewJob, StoredJob, carrying, encode_spec
 from echomq._store.codes import ADDED, FULL
 from echomq._store.home import Home
@@ -19,7 +19,7 @@ from echomq._telemetry import JOB_ID, JOB_NAME, Attributes, Guard, Spans, Teleme
 from echomq.connection import Connection
 from echomq.errors import BulkAddError, ConnectionLost, EchoMQError, EncodingError, InvalidOption, QueueFull
 from echomq.job import Job
-from echomq.models import JOB_STATES, JobState, MetricsSeries
+from echomq.models import JOB_STATES, JobState, MetricsSeries, WorkerInfo
 from echomq.options import (
     JSON,
     MAX_COUNT,
@@ -408,6 +408,21 @@ class Queue:
             return await read.queue_names(hub, prefix=prefix, hash_tag=braces)
         finally:
             await hub.release()
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Every worker of this queue, in any runtime, by name.
+
+        A worker of EchoMQ says of itself where it runs and how it fares; one of BullMQ is known by its connection. One that has
+        died is shown as not connected for up to three of its ``stalled_interval``, and then no more.
+
+        Raises:
+            ServerUnavailable: the server could not be asked.
+
+        Example:
+            >>> for worker in await queue.workers():
+            ...     print(worker.name, worker.host, f"{len(worker.jobs)} of {worker.slots} slots")
+        """
+        return await presence.workers(self._home.line)
 
     @property
     def admin(self) -> QueueAdmin:

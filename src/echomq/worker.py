@@ -17,15 +17,17 @@ from echomq._redis.client import Link
 from echomq._redis.heartbeat import HeartbeatLink
 from echomq._store.home import Home
 from echomq._store.keys import QueueKeys
+from echomq._store.presence import plain
 from echomq._telemetry import Guard, TelemetryOption
 from echomq._worker.crew import Crew, Plan
 from echomq._worker.executors import Threads, is_async
 from echomq._worker.held import Held
-from echomq._worker.presence import plain, worker_name
+from echomq._worker.presence import worker_name
 from echomq._worker.pump import LONGEST_BLOCK
 from echomq.connection import Connection, Hub
 from echomq.errors import ConnectionLost, InvalidOption, OutcomesNotStored, ServerUnavailable, StateError
 from echomq.job import Job
+from echomq.models import WorkerStats
 from echomq.options import (
     BUILT_IN_BACKOFFS,
     Backoff,
@@ -216,6 +218,22 @@ class Worker:
         """Whether ``pause`` was called. Other workers, and the queue, are another matter."""
         return self._paused
 
+    @property
+    def is_healthy(self) -> bool:
+        """Whether it works, the server has answered it, and its event loop answers within ``lock_duration``.
+
+        To be asked from another thread (that of a probe): where the event loop is held up, nothing in it can ask.
+        """
+        session = self._session
+        return session is not None and self.is_running and session.is_healthy
+
+    @property
+    def stats(self) -> WorkerStats:
+        """How many slots it has and how many handlers run, and how promptly its event loop answers. Costs next to nothing."""
+        session = self._session
+        running, lag = session.load() if session is not None and self.is_running else (0, 0.0)
+        return WorkerStats(self._plan.concurrency, running, lag)
+
     async def __aenter__(self) -> Self:
         self._start()
         return self
@@ -346,11 +364,23 @@ class _Session:
 
     def shut(self) -> None:
         if self._crew is not None:
-            self._crew.pump.shut()
+            self._crew.shut()
 
     def open(self) -> None:
         if self._crew is not None:
-            self._crew.pump.open()
+            self._crew.open()
+
+    @property
+    def is_healthy(self) -> bool:
+        crew = self._crew
+        if crew is None or not self.is_ready.is_set():
+            return False
+        return crew.loop_silent_for <= self._worker._plan.lock_duration
+
+    def load(self) -> tuple[int, float]:
+        """How many handlers run, and how late the event loop answers."""
+        crew = self._crew
+        return (0, 0.0) if crew is None else (crew.pump.handlers, crew.loop_lag)
 
     def runs_here(self) -> bool:
         """Whether it is called in a handler of this session."""

@@ -38,13 +38,14 @@ CALLED = [
     "getMetrics-2",
     "getPage-8",
     "getRateLimitTtl-2",
+    "getRunning-1",
     "getSchedulers-2",
     "healJobs-12",
     "isFinished-2",
     "limitEvents-2",
     "lookForLost-9",
     "moveJobsToWait-11",
-    "moveStalledJobsToWait-11",
+    "moveStalledJobsToWait-12",
     "moveToActive-11",
     "moveToFinished-14",
     "obliterate-11",
@@ -142,6 +143,7 @@ async def change(queue: Queue, ended: list[Job[Any]]) -> None:
     await queue.rate_limit(0)
     assert await queue.rate_limit_ttl() == 0
     assert "bullmq_job_count" in await prometheus_text(queue)
+    assert isinstance(await queue.workers(), list)
     assert await queue.admin.retry_all() == 0
     await queue.dead_letter.add("never", {})
     assert await queue.dead_letter.admin.obliterate() == 1

@@ -163,6 +163,37 @@ async def test_several_processes_share_the_work_and_stop_together(
     await wait_until(lambda: not any(_alive(pid) for pid in pids), what="the processes have ended")
 
 
+BRISK = """\
+import time
+from echomq import Worker
+
+def block(job):
+    time.sleep(job.data["seconds"])
+
+async def process(job):
+    block(job)
+
+worker = Worker("cli", process, lock_duration=1, stalled_interval=1)
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_the_ready_file_is_gone_while_an_event_loop_is_held_up(
+    start: Callable[..., Command], url: str, tmp_path: Path, processes: int
+) -> None:
+    (tmp_path / "brisk.py").write_text(BRISK)
+    command = start("brisk:worker", "--processes", str(processes))
+    await command.ready()
+    async with Queue("cli", connection=url) as queue:
+        job = await queue.add("block", {"seconds": 4})
+        await wait_until(lambda: not command.ready_file.exists(), what="the file is gone")
+        await job.result(timeout=15)
+        await command.ready()
+    command.send(signal.SIGTERM)
+    assert command.end()[0] == 0
+    assert not command.ready_file.exists()
+
+
 async def test_a_process_that_dies_is_replaced(start: Callable[..., Command], url: str, tmp_path: Path) -> None:
     command = start("program:app", "--processes", "2")
     await command.ready()

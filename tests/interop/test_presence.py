@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from echomq import Job, Keep, Worker
+from echomq import Job, Keep, Worker, WorkerInfo
 from tests.interop.conftest import BULL, EMQ, Pair, Place
+from tests.support.node_peer import NodePeer, NodeQueue, PythonPeer
 from tests.support.server import Server
 from tests.support.wait import wait_until
 
@@ -73,6 +75,88 @@ async def test_node_workers_and_ours_stand_side_by_side(pair: Pair) -> None:
             return names == ["nodes", "ours"]
 
         await wait_until(both)
+
+
+# -- and what we show of theirs ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def python(server: Server) -> Iterator[PythonPeer]:
+    """BullMQ for Python."""
+    with PythonPeer(server.tcp_url) as peer:
+        yield peer
+
+
+async def _ours_see(pair: Pair, *names: str) -> list[WorkerInfo]:
+    """Waits until we see workers of these names, sorted, and those of ours have told what they are."""
+    found: list[WorkerInfo] = []
+
+    async def seen() -> bool:
+        found[:] = await pair.ours.workers()
+        return [one.name for one in found] == list(names)
+
+    await wait_until(seen, what=f"we see {names}")
+    return found
+
+
+@pytest.mark.parametrize("place", [BULL, EMQ], ids=["bull", "emq"])
+async def test_we_see_nodes_workers_and_their_jobs(make_pair: Callable[..., Pair], place: Place) -> None:
+    for name in NAMES:
+        pair = make_pair(name, place)
+        other = make_pair(f"{name}s", place)
+        assert await pair.ours.workers() == []
+        unnamed = await pair.theirs.work(concurrency=2)
+        named = await pair.theirs.work(name="w:a/b=c,d", concurrency=2)
+        stranger = await other.theirs.work(name="stranger")
+        found = await _ours_see(pair, "", "w:a/b=c,d")
+        for one in found:
+            assert one.queue == name
+            assert one.is_connected
+            assert one.address
+            assert (one.host, one.pid, one.slots, one.paused, one.loop_lag) == (None, None, None, None, None)
+            assert abs(one.last_seen - datetime.now(UTC)) < timedelta(minutes=1)
+        await pair.theirs.stop(unnamed)
+        job_id = await pair.theirs.add("hang", {})
+        await pair.node.tells("start", id=job_id)
+        [found_again] = await _ours_see(pair, "w:a/b=c,d")
+        assert [(job.id, job.name) for job in found_again.jobs] == [(job_id, "hang")]
+        for queue, handle in ((pair.theirs, named), (other.theirs, stranger)):
+            await queue.stop(handle, force=True)
+        await _ours_see(pair)
+
+
+async def test_we_see_both_kinds_side_by_side(pair: Pair) -> None:
+    await pair.theirs.work(name="nodes")
+    async with pair.worker(name="ours"):
+        nodes, ours = await _ours_see(pair, "nodes", "ours")
+
+        async def known() -> bool:
+            return [one.pid is not None for one in await pair.ours.workers()] == [False, True]
+
+        await wait_until(known)
+        assert (nodes.slots, nodes.jobs, ours.is_connected) == (None, (), True)
+
+
+async def test_a_killed_node_is_not_seen_any_more(pair: Pair, doomed: NodePeer) -> None:
+    await doomed.queue(pair.theirs.name, prefix=pair.theirs.prefix).work(name="doomed")
+    await _ours_see(pair, "doomed")
+    doomed.kill()
+    await _ours_see(pair)
+
+
+@pytest.mark.parametrize("version", ["bullmq6"], indirect=True)
+@pytest.mark.parametrize("place", [BULL, EMQ], ids=["bull", "emq"])
+async def test_we_see_the_workers_of_bullmq_for_python(
+    make_pair: Callable[..., Pair], place: Place, python: PythonPeer
+) -> None:
+    for name in NAMES:
+        pair = make_pair(name, place)
+        await NodeQueue(python, pair.theirs.name, place.prefix).work()
+        [found] = await _ours_see(pair, "")
+        assert found.is_connected
+        assert (found.host, found.slots) == (None, None)
+    await python("reset")
+    await _ours_see(pair)
 
 
 async def test_plain_function_runs_in_a_thread(bull: Pair) -> None:

@@ -322,7 +322,7 @@ class QueueMachine(RuleBasedStateMachine):
         doubted = gone - model.suspects if confirm else set[str]()
         stalled = model.stalled() & (model.marked - doubted)
         reply = self.call(
-            "moveStalledJobsToWait-11", 30_000, 1, 1500 if confirm else 0, 0, packed(CRASH if crash else None)
+            "moveStalledJobsToWait-12", 30_000, 1, 1500 if confirm else 0, 0, packed(CRASH if crash else None)
         )
         self.put_back(reply[2:], stalled, crash)
         model.suspects |= doubted
@@ -332,7 +332,7 @@ class QueueMachine(RuleBasedStateMachine):
         """The second look at the suspected."""
         model, crash = self.model, draw(st.booleans(), "crash")
         stalled = model.stalled() & model.suspects
-        reply = self.call("moveStalledJobsToWait-11", 30_000, 1, 1500, -2, packed(CRASH if crash else None))
+        reply = self.call("moveStalledJobsToWait-12", 30_000, 1, 1500, -2, packed(CRASH if crash else None))
         self.put_back(reply[2:], stalled, crash)
         model.suspects = set()
 

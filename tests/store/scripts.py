@@ -200,10 +200,11 @@ class Queue:
         confirm: int = 0,
         step: int = 0,
         crash: Mapping[str, Any] | None = None,
+        worker: tuple[str, str, int] = ("", "", 0),
         **call: Any,
     ) -> list[Any]:
         pauses = b"" if crash is None else msgspec.msgpack.encode(crash)
-        return list(text(self.run("moveStalledJobsToWait-11", interval, most, confirm, step, pauses, **call)))
+        return list(text(self.run("moveStalledJobsToWait-12", interval, most, confirm, step, pauses, *worker, **call)))
 
     def run_of(self, job_id: str, starts: int | None = None) -> str:
         """By what the job's present run is known; with another ``ats``, if it is given."""

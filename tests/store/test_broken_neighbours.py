@@ -264,7 +264,7 @@ STEPS: dict[str, Step] = {
     "requeue, one": lambda world: world.queue.run("requeue-5", "emq:{P}:", "w1", 1),
     "moveToActive, again": lambda world: world.queue.fetch(2, lane="again", number=1, resent=True),
     "moveToFinished, again": lambda world: world.queue.finish(count=2, lane="again too", number=1, resent=True),
-    "moveStalledJobsToWait": lambda world: world.queue.sweep(),
+    "moveStalledJobsToWait": lambda world: world.queue.sweep(worker=("a worker", "{}", 45_000)),
     "moveStalledJobsToWait, confirm": lambda world: world.queue.sweep(confirm=10),
     "extendLocks": lambda world: world.queue.extend(*((f"a{n}", world.token, f"1:{T}:{T}") for n in range(1, 10))),
     "releaseLock": lambda world: world.queue.run("releaseLock-1", world.token, keys={"lock": "emq:{q}:a1:lock"}),
@@ -325,6 +325,7 @@ STEPS: dict[str, Step] = {
     ),
     "getGauges": lambda world: world.queue.run("getGauges-10"),
     "isFinished": lambda world: world.queue.is_finished("w1", "old0", "old2", "a1"),
+    "getRunning": lambda world: world.queue.run("getRunning-1", 0, 100),
 }
 
 REPLAYS = ("moveToActive, again", "moveToFinished, again")
@@ -335,7 +336,7 @@ OTHERS = {"claimEffect", "finishEffect", "releaseEffect"}
 
 READS = {
     "getSchedulers", "getState", "getJob", "getCounts", "getGauges", "isFinished", "getPage", "getRateLimitTtl",
-    "getLogs", "getCountsPerPriority", "getMetrics",
+    "getLogs", "getCountsPerPriority", "getMetrics", "getRunning",
 }  # fmt: skip
 
 MAKE: dict[str, tuple[str | int, ...]] = {
@@ -352,6 +353,7 @@ ABSENT = {
     "emq:{q}:wc:logs": "list",
     "emq:{q}:stalled-check": "string",
     "emqx:{q}:suspects": "set",
+    "emqx:{q}:workers": "hash",
     "emqx:{q}:limits": "stream",
 }
 """Keys that the first state has not, which a script may meet, and their types."""

@@ -19,6 +19,7 @@ from echomq._store.fetch import Turn, Want, take
 from echomq._store.finish import Completed, finish_and_take
 from echomq._store.keep import sweep
 from echomq._store.keys import QueueKeys
+from echomq._store.presence import NOBODY, Present, Record
 from tests.support.server import Server
 from tests.support.wait import wait_until
 
@@ -212,6 +213,26 @@ async def test_commands_of_an_idle_look_and_of_a_sweep(server: Server, queue: Qu
     commands = spent(server)
     assert commands.pop("evalsha") == 1
     assert sum(commands.values()) <= 22, commands
+
+
+@both_servers
+async def test_commands_of_saying_that_a_worker_is_there(server: Server, lane: Lane) -> None:
+    """In the call that each worker makes every fifteen seconds anyway: four where others sweep, six for the one that does."""
+    record = Record("desk", "host", 7, "0.1.0", "3.11.7", slots=3, paused=False, up=5_000, lag=12)
+    present = Present("a worker", record, 45.0)
+    whole: dict[tuple[bool, bool], int] = {}
+    for sweeps in (True, False):
+        for who in (NOBODY, present, present):
+            if sweeps:
+                server.cli("DEL", KEYS.resolve("check_at"))
+            server.cli("CONFIG", "RESETSTAT")
+            await sweep(lane, 15.0, 1, 1.5, Patience(3), present=who)
+            commands = spent(server)
+            assert commands.pop("evalsha") == 1
+            whole[sweeps, who is present] = sum(commands.values())
+    assert whole[False, True] <= 6, whole
+    assert whole[False, True] - whole[False, False] <= 2, whole
+    assert whole[True, True] - whole[True, False] <= 2, whole
 
 
 async def test_an_idle_worker_asks_seldom(server: Server, queue: Queue, calls: Calls) -> None:

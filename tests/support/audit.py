@@ -43,6 +43,7 @@ _OWN_TYPES = {
     "limits": "stream",
     "v5": "string",
     "healing": "string",
+    "workers": "hash",
 }
 _LASTING = ("paused-schedulers",)
 _LETTER = {"id", "reason", "attemptsMade", "failedOn"}

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from echomq._store.presence import plain
 from echomq._worker.executors import Threads, is_async
-from echomq._worker.presence import plain, worker_name
+from echomq._worker.presence import worker_name
 from tests.support.wait import wait_until
 
 

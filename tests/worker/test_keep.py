@@ -188,3 +188,21 @@ async def test_a_silent_loop_is_named_once_with_its_job_and_place(caplog: pytest
     assert "time.sleep(1.0)" in named[0].message
     await wait_until(lambda: kept.keeper.loop_silent_for < 0.2)
     await kept.keeper.stop()
+
+
+async def test_the_lag_of_the_loop_is_measured_while_it_lasts_and_remembered(kept: Kept) -> None:
+    kept = Kept(lock_duration=0.2)
+    kept.keeper.start()
+    assert kept.keeper.loop_lag < 0.5
+    time.sleep(0.7)
+    assert kept.keeper.loop_lag > 0.5
+    await wait_until(lambda: kept.keeper.loop_silent_for < 0.2)
+    assert 0.5 < kept.keeper.loop_lag < 5
+    for _ in range(60):
+        kept.keeper._loop_answers()  # nothing was asked
+    assert kept.keeper.loop_lag > 0.5
+    for _ in range(60):
+        kept.keeper._look_at_loop()
+        await asyncio.sleep(0)
+    assert kept.keeper.loop_lag < 0.5
+    await kept.keeper.stop()

@@ -13,11 +13,12 @@ from echomq._redis.wire import Argument, Reply
 from echomq._store.call import Lane, Patience, explain, run_script
 from echomq._store.codec import backoff_opts, id_out, pack, to_ms
 from echomq._store.keys import QueueKeys
+from echomq._store.presence import NOBODY, Present
 from echomq.errors import ServerError
 from echomq.options import Backoff
 
 _EXTEND = "extendLocks-2"
-_SWEEP = "moveStalledJobsToWait-11"
+_SWEEP = "moveStalledJobsToWait-12"
 _MOST = 1000
 
 
@@ -89,11 +90,13 @@ async def sweep(
     confirm: float,
     patience: Patience,
     crash_backoff: Backoff | None = None,
+    present: Present = NOBODY,
 ) -> Sweep:
     """Puts jobs back whose worker has died (protocol 3.22), unless another sweeper has just done so.
 
     A job without a lock is looked at again after ``confirm`` seconds before it goes back (docs/architecture.md). One that has
-    stalled more than ``max_stalled`` times is to fail, or, with a ``crash_backoff``, to wait.
+    stalled more than ``max_stalled`` times is to fail, or, with a ``crash_backoff``, to wait. Whoever sweeps, the call says
+    that the worker which makes it is ``present``.
     """
     crash = b""
     if crash_backoff is not None:
@@ -102,7 +105,7 @@ async def sweep(
     step = 0
     recovered: list[str] = []
     while True:
-        args = (str(to_ms(interval)), str(max_stalled), str(to_ms(confirm)), str(step), crash)
+        args = (str(to_ms(interval)), str(max_stalled), str(to_ms(confirm)), str(step), crash, *present.args)
         reply = await lane.call(_SWEEP, args, patience)
         assert isinstance(reply, list)
         left, step = int(reply[1]), int(reply[2])  # type: ignore[arg-type]

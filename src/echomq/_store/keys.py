@@ -19,6 +19,7 @@ _SUFFIXES = {
 _OURS = {
     "calls": "calls", "suspects": "suspects", "limits": "limits", "paused_schedulers": "paused-schedulers",
     "version_5": "v5", "healing": "healing", "standing": "standing",
+    "workers": "workers",
 }  # fmt: skip
 """Keys of our own: not under ``{prefix}:``, where other programs' maintenance would take them for jobs and delete them.
 

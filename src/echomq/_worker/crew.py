@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,12 +19,14 @@ from echomq._store.codec import StoredJob
 from echomq._store.fetch import Want
 from echomq._store.keep import extend_locks_now
 from echomq._store.keys import QueueKeys
+from echomq._store.presence import leave
 from echomq._store.schedule import Schedules
 from echomq._telemetry import Guard
 from echomq._worker.heal import Healer
 from echomq._worker.held import Held, HeldTable, Hold
 from echomq._worker.keep import Keeper
 from echomq._worker.outcome import Ends
+from echomq._worker.presence import Presence
 from echomq._worker.pump import Pump
 from echomq._worker.retry import Retries
 from echomq._worker.run import Runner
@@ -42,6 +45,9 @@ _FOR_STORING = 5.0
 
 _FOR_MARKER = 0.5
 """Seconds for waking another worker."""
+
+_FOR_LEAVING = 0.5
+"""Seconds for taking this worker out of the list."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
@@ -107,9 +113,17 @@ class Crew:
         called = call if tracer is None else tracer.calls(call)
         runner = Runner(keys.queue, called, self._ends, self._advance, self._is_cancelled)
         self._keeper = Keeper(heartbeat, keys, self._table, plan.lock_duration, self._lost)
+        self._presence = Presence(
+            plan.name, plan.concurrency, plan.stalled_interval, lambda: self.pump.is_shut, lambda: self._keeper.loop_lag
+        )
         crash_backoff = plan.crash_backoff if plan.on_crash_limit == "backoff" else None
         self._sweeper = Sweeper(
-            keys.queue, Lane(commands, keys), plan.stalled_interval, plan.max_stalled_count, crash_backoff
+            keys.queue,
+            Lane(commands, keys),
+            plan.stalled_interval,
+            plan.max_stalled_count,
+            crash_backoff,
+            self._presence.now,
         )
         self._healer = Healer(keys, commands, Lane(commands, keys))
         limit, duration = plan.limit if plan.limit is not None else (None, None)
@@ -146,6 +160,21 @@ class Crew:
     def loop_silent_for(self) -> float:
         """Seconds since the event loop last answered the heartbeat."""
         return self._keeper.loop_silent_for
+
+    @property
+    def loop_lag(self) -> float:
+        """Seconds: the longest time that the event loop took to answer lately."""
+        return self._keeper.loop_lag
+
+    def shut(self) -> None:
+        """Fetches no more, and says so."""
+        self.pump.shut()
+        self._sweeper.changed()
+
+    def open(self) -> None:
+        """Fetches again."""
+        self.pump.open()
+        self._sweeper.changed()
 
     def hurry(self) -> None:
         """Gives running jobs back at once, instead of waiting for them."""
@@ -184,6 +213,7 @@ class Crew:
             for task in roles:
                 task.cancel()
             await asyncio.gather(*roles, return_exceptions=True)
+            await self._leave()
             self._blocking.drop("the worker has stopped")
             await self._keeper.stop()
             await self._blocking.close()
@@ -196,6 +226,13 @@ class Crew:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in done - {stopping}:
                 task.result()  # a role does not end by itself: what it raises is a fault, and ends the worker loudly
+
+    async def _leave(self) -> None:
+        """Takes this worker out of the list of those that are there. If that fails, it is dropped from there in time."""
+        if self._commands.connected:
+            with contextlib.suppress(EchoMQError, TimeoutError):
+                async with asyncio.timeout(_FOR_LEAVING):
+                    await leave(self._commands, self._keys, self._presence.id)
 
     # -- stopping --------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from echomq._clock import lasting
@@ -26,6 +27,8 @@ _RETRY_PAUSE = 0.25
 _LOOK_EVERY = 1.0
 _SLOW_LOOP = 3.0
 """Seconds of silence after which a held-up event loop is worth a line in the log."""
+_LAGS = 60
+"""Answers of the event loop that are remembered: with a look a second, those of about a minute."""
 _JOIN = 1.0
 _MARGIN = 0.1
 """The share of the lock's duration that is left unused: for the time between our clock's word and the handler's end."""
@@ -59,6 +62,8 @@ class Keeper:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0
         self._loop_seen = 0.0
+        self._loop_asked = 0.0  # 0.0: no answer is waited for
+        self._loop_lags: deque[float] = deque(maxlen=_LAGS)
         self._loop_reported = 0.0
         self._in_trouble = False
 
@@ -66,6 +71,12 @@ class Keeper:
     def loop_silent_for(self) -> float:
         """Seconds since the event loop last answered the heartbeat."""
         return time.monotonic() - self._loop_seen if self._loop_seen else 0.0
+
+    @property
+    def loop_lag(self) -> float:
+        """The longest time, in seconds, that the event loop took to answer lately, or takes now."""
+        asked = self._loop_asked
+        return max((*self._loop_lags.copy(), time.monotonic() - asked if asked else 0.0))
 
     def start(self) -> None:
         """Starts the thread. Called in the event loop's thread."""
@@ -172,6 +183,7 @@ class Keeper:
         elif silent > _SLOW_LOOP and not self._loop_reported:
             self._loop_reported = silent
             self._report_loop(logging.WARNING, silent)
+        self._loop_asked = self._loop_asked or time.monotonic()
         try:
             self._loop.call_soon_threadsafe(self._loop_answers)
         except RuntimeError:
@@ -195,4 +207,7 @@ class Keeper:
 
     def _loop_answers(self) -> None:
         self._loop_seen = time.monotonic()
+        if self._loop_asked:
+            self._loop_lags.append(self._loop_seen - self._loop_asked)
+            self._loop_asked = 0.0
         self._loop_reported = 0.0

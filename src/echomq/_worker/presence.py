@@ -1,14 +1,22 @@
-"""How other programs see this worker: the name in jobs and in the server's list of clients (protocol 11.2)."""
+"""How other programs see this worker: its name in jobs, and what it says of itself."""
 
 from __future__ import annotations
 
 import itertools
 import os
-import re
+import platform
+import secrets
 import socket
+import time
+from collections.abc import Callable
+
+import echomq
+from echomq._store.codec import to_ms
+from echomq._store.presence import LONGEST_SILENCE, Present, Record, plain
 
 _numbers = itertools.count(1)
-_NOT_PLAIN = re.compile(r"[^!-~]")
+
+_LEAST_LIFE = 5.0
 
 
 def worker_name() -> str:
@@ -20,6 +28,36 @@ def worker_name() -> str:
     return plain(f"{socket.gethostname()}-{os.getpid()}" + (f"-{number}" if number > 1 else ""))
 
 
-def plain(name: str) -> str:
-    """A name without what a server refuses in client names (blanks, control characters), so that the worker stays visible."""
-    return _NOT_PLAIN.sub("_", name)
+class Presence:
+    """What one run of a worker says of itself, each time it sweeps.
+
+    Args:
+        interval: seconds between its sweeps; what it says holds for three of them.
+        is_paused, loop_lag: asked each time; the latter in seconds.
+    """
+
+    def __init__(
+        self, name: str, slots: int, interval: float, is_paused: Callable[[], bool], loop_lag: Callable[[], float]
+    ) -> None:
+        self.id = secrets.token_urlsafe(9)
+        self._name = name
+        self._slots = slots
+        self._lives = max(3 * min(interval, LONGEST_SILENCE), _LEAST_LIFE)
+        self._is_paused = is_paused
+        self._loop_lag = loop_lag
+        self._began = time.monotonic()
+
+    def now(self) -> Present:
+        """As it is at this moment."""
+        record = Record(
+            name=self._name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=echomq.__version__,
+            python=platform.python_version(),
+            slots=self._slots,
+            paused=self._is_paused(),
+            up=to_ms(time.monotonic() - self._began),
+            lag=to_ms(self._loop_lag()),
+        )
+        return Present(self.id, record, self._lives)

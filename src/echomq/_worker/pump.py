@@ -7,6 +7,7 @@ that call is under way more gather, so the size of a batch finds itself: one job
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import math
 import random
@@ -220,6 +221,11 @@ class Pump:
         """Ends the lanes once every outcome is stored. Fetches no more."""
         self._closing = True
         self.shut()
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether it was told to fetch nothing for now."""
+        return self._gate is Gate.SHUT and not self._closing
 
     @property
     def idle(self) -> bool:
@@ -685,6 +691,7 @@ class Pump:
                 return
             if not self._may_block(loop.time()):
                 self._changed.clear()
+                await self._be_seen()
                 await self._changed.wait()
                 continue
             began = loop.time()
@@ -718,6 +725,12 @@ class Pump:
                 pause = _FIRST_PAUSE
             finally:
                 self._blocked = False
+
+    async def _be_seen(self) -> None:
+        """Connects though there is nothing to block for: by the name of this connection lists of workers show ours."""
+        if not self._blocking.connected:
+            with contextlib.suppress(EchoMQError):
+                await self._blocking.connect()
 
     def _may_block(self, now: float) -> bool:
         if self._gate is Gate.SHUT or self._closing:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Callable
 
 from echomq._log import about, logger
 from echomq._store.call import Lane, Patience
 from echomq._store.keep import Sweep, sweep
+from echomq._store.presence import LONGEST_SILENCE, Present
 from echomq.errors import ConnectionLost, EchoMQError, ServerUnavailable
 from echomq.options import Backoff
 
@@ -22,35 +25,59 @@ class Sweeper:
         interval: seconds between sweeps, whoever of the fleet makes them.
         max_stalled: a job that stalls more often is failed by the next worker that fetches it.
         crash_backoff: instead of that, how long it is to wait; None: it fails.
+        present: what the worker says of itself with each sweep, also when it is not its turn.
     """
 
     def __init__(
-        self, queue: str, lane: Lane, interval: float, max_stalled: int, crash_backoff: Backoff | None = None
+        self,
+        queue: str,
+        lane: Lane,
+        interval: float,
+        max_stalled: int,
+        crash_backoff: Backoff | None,
+        present: Callable[[], Present],
     ) -> None:
         self._queue = queue
         self._lane = lane
         self._interval = interval
         self._max_stalled = max_stalled
         self._crash_backoff = crash_backoff
+        self._present = present
+        self._changed = asyncio.Event()
         self._beyond = "fails" if crash_backoff is None else "waits for a time that grows"
 
     async def run(self) -> None:
         """Sweeps until cancelled."""
         while True:
+            self._changed.clear()
             try:
                 swept = await self.tick()
-                pause = min(swept.next_in, self._interval)
+                pause = min(swept.next_in, self._interval, LONGEST_SILENCE)
             except (ConnectionLost, ServerUnavailable):
                 pause = min(_AGAIN, self._interval)
             except EchoMQError as error:
                 logger.error("queue %s cannot be swept for stalled jobs: %s", self._queue, error)
                 pause = self._interval
-            await asyncio.sleep(max(pause, 0.01))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(pause, 0.01)):
+                    await self._changed.wait()
+
+    def changed(self) -> None:
+        """What the worker says of itself has changed: it says it now, instead of with its next sweep."""
+        self._changed.set()
 
     async def tick(self) -> Sweep:
         """One sweep, if it is nobody else's turn."""
         confirm = min(_CONFIRM, self._interval / 2)
-        swept = await sweep(self._lane, self._interval, self._max_stalled, confirm, Patience(0), self._crash_backoff)
+        swept = await sweep(
+            self._lane,
+            self._interval,
+            self._max_stalled,
+            confirm,
+            Patience(0),
+            self._crash_backoff,
+            self._present(),
+        )
         for job_id in swept.recovered:
             logger.warning(
                 "job %s of queue %s had lost its worker; it is back in the queue, and runs again (or %s, if that has "

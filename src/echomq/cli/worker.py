@@ -12,9 +12,10 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Annotated, Any, Final, NoReturn
@@ -34,6 +35,7 @@ SHUTDOWN_TIMEOUT: Final = 25.0
 
 _RESTART_PAUSE: Final = 1.0
 _LOOK_EVERY: Final = 0.05
+_WATCH_EVERY: Final = 1.0
 _CHILD: Final = "ECHOMQ_WORKER_CHILD"
 _OWN_SERVER: Final = "embedded://memory"
 _SHARED_SERVER: Final = "use embedded://NAME, which processes share"
@@ -118,7 +120,12 @@ def worker(
         ),
     ] = None,
     ready_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Touched when every process takes jobs; removed at the end.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Touched when every process takes jobs; removed at the end, and while an event loop is held up for longer than "
+            "a lock lasts.",
+        ),
     ] = None,
     log_level: Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = "info",
     log_format: Annotated[
@@ -308,14 +315,20 @@ class _Announcer:
         self._as_json = as_json
 
     def ready(self, names: Sequence[str]) -> None:
-        if self._ready_file is not None:
-            self._ready_file.touch()
+        self.healthy(True)
         if _CHILD in os.environ:
-            os.write(int(os.environ[_CHILD]), json.dumps(list(names)).encode() + b"\n")
+            _tell_parent(list(names))
         elif self._as_json:
             print(json.dumps({"event": "ready", "workers": list(names), "pid": os.getpid()}), flush=True)  # noqa: T201
         else:
             print(f"ready: {', '.join(names)}", file=sys.stderr, flush=True)  # noqa: T201
+
+    def healthy(self, is_healthy: bool) -> None:
+        """Lets the file come and go. Called in any thread."""
+        if self._ready_file is not None and is_healthy:
+            self._ready_file.touch()
+        elif self._ready_file is not None:
+            self._ready_file.unlink(missing_ok=True)
 
     def stopping(self) -> None:
         if _CHILD not in os.environ:
@@ -330,6 +343,42 @@ class _Announcer:
             self._ready_file.unlink(missing_ok=True)
         if self._as_json and _CHILD not in os.environ:
             print(json.dumps({"event": "stopped", "code": code, "pid": os.getpid()}), flush=True)  # noqa: T201
+
+
+def _tell_parent(news: list[str] | bool) -> None:
+    """The names of workers that are ready, or whether they are healthy."""
+    with contextlib.suppress(OSError):  # it is gone, and `_parent_gone` will stop us
+        os.write(int(os.environ[_CHILD]), json.dumps(news).encode() + b"\n")
+
+
+class _Watch:
+    """Follows the health of workers from a thread of its own: where the event loop is held up, nothing in it can tell.
+
+    Args:
+        tell: called in that thread when it changes.
+    """
+
+    def __init__(self, workers: Sequence[Worker], tell: Callable[[bool], None]) -> None:
+        self._workers = workers
+        self._tell = tell
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="echomq watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        was_healthy = True
+        while not self._stop.wait(_WATCH_EVERY):
+            is_healthy = all(one.is_healthy for one in self._workers)
+            if is_healthy != was_healthy:
+                was_healthy = is_healthy
+                self._tell(is_healthy)
 
 
 async def _work(workers: list[Worker], announce: _Announcer) -> int:
@@ -351,7 +400,8 @@ async def _work(workers: list[Worker], announce: _Announcer) -> int:
         loop.add_signal_handler(number, on_signal)
     parent = loop.create_task(_parent_gone(stop)) if os.environ.get(_CHILD) else None
     running = [loop.create_task(one.run()) for one in workers]
-    ready = loop.create_task(_all_ready(workers, announce, stop))
+    watch = _Watch(workers, _tell_parent if _CHILD in os.environ else announce.healthy)
+    ready = loop.create_task(_all_ready(workers, announce, stop, watch))
     stopping = loop.create_task(stop.wait())
     try:
         await asyncio.wait({stopping, *running}, return_when=asyncio.FIRST_COMPLETED)
@@ -360,6 +410,7 @@ async def _work(workers: list[Worker], announce: _Announcer) -> int:
         for task in (ready, stopping, *([parent] if parent else [])):
             task.cancel()
         await asyncio.gather(ready, stopping, *closing, *([parent] if parent else []), return_exceptions=True)
+        watch.stop()
     code = 0
     for end in ends:
         if isinstance(end, OutcomesNotStored):
@@ -373,12 +424,13 @@ async def _work(workers: list[Worker], announce: _Announcer) -> int:
     return code
 
 
-async def _all_ready(workers: list[Worker], announce: _Announcer, stop: asyncio.Event) -> None:
+async def _all_ready(workers: list[Worker], announce: _Announcer, stop: asyncio.Event, watch: _Watch) -> None:
     with contextlib.suppress(EchoMQError):  # why a worker cannot start is said once, when it has ended
         await asyncio.gather(*(one.ready() for one in workers))
         # The wait also ends when a worker stops before it was ready.
         if not stop.is_set() and all(one.is_running for one in workers):
             announce.ready([one.name for one in workers])
+            watch.start()
 
 
 async def _quietly(closing: Any) -> None:
@@ -410,7 +462,8 @@ class _Group:
         self._size = size
         self._announce = announce
         self._children: list[subprocess.Popen[bytes]] = []
-        self._ready: dict[int, int] = {}
+        self._pipes: dict[int, int] = {}
+        self._held_up: set[int] = set()
         self._names: list[str] = []
         self._signals: list[int] = []
 
@@ -427,25 +480,34 @@ class _Group:
                     self._announce.stopping()
                 for child in self._children:
                     child.send_signal(signal.SIGTERM)
+            was_held_up = bool(self._held_up)
             self._listen()
             if not announced and len(self._names) >= self._size:
                 announced = True
                 self._announce.ready(self._names)
+            if announced and bool(self._held_up) != was_held_up:
+                self._announce.healthy(was_held_up)
             for child in [child for child in self._children if child.poll() is not None]:
                 self._children.remove(child)
                 worst = max(worst, self._ended(child))
         return worst
 
     def _listen(self) -> None:
-        """Waits a moment; hears which children are ready."""
-        readable, _, _ = select.select(list(self._ready), [], [], _LOOK_EVERY)
+        """Waits a moment; hears which children are ready, and which are held up."""
+        readable, _, _ = select.select(list(self._pipes), [], [], _LOOK_EVERY)
         for descriptor in readable:
-            line = os.read(descriptor, 65536)
-            if line:
-                self._names += json.loads(line)
-            else:
+            pid = self._pipes[descriptor]
+            told = os.read(descriptor, 65536)
+            for line in told.splitlines():
+                news = json.loads(line)
+                if isinstance(news, list):
+                    self._names += news
+                else:
+                    (self._held_up.discard if news else self._held_up.add)(pid)
+            if not told:  # it has ended
                 os.close(descriptor)
-                del self._ready[descriptor]
+                del self._pipes[descriptor]
+                self._held_up.discard(pid)
 
     def _ended(self, child: subprocess.Popen[bytes]) -> int:
         code = child.returncode
@@ -474,7 +536,7 @@ class _Group:
             )
         )
         os.close(theirs)
-        self._ready[ours] = self._children[-1].pid
+        self._pipes[ours] = self._children[-1].pid
 
 
 def _without(arguments: list[str], option: str) -> list[str]:

@@ -9,13 +9,17 @@
 --- @key marker
 --- @key events
 --- @key suspects
+--- @key workers
 --- @key calls
 --- @arg interval_ms
 --- @arg max_stalled number
 --- @arg confirm_ms number
 --- @arg step number
 --- @arg crash
---- @use clock check queue_meta place paused_list
+--- @arg worker
+--- @arg record
+--- @arg lives_ms number
+--- @use clock check queue_meta place paused_list workers_seen
 --- @lane
 --- @returns now, milliseconds until the next sweep may begin, the step that follows (0: none), then the ids that went back
 
@@ -33,14 +37,24 @@ local SUSPECT_MS = "3600000"
 local pauses = crash and crash ~= "" and cmsgpack.unpack(crash)
 local delayed = base .. "delayed"
 
+-- Whoever begins a sweep, or asks whether it is its turn, says that it is there.
+local known_workers = step == 0 and check.hash(workers)
+local function say_who_asks(now, now_text)
+  if worker and worker ~= "" then
+    workers_seen.renew(workers, known_workers, worker, record, lives_ms, now, now_text)
+  end
+end
+
 if step == 0 then
   local guard = check.text(check_at)
   if guard then
     -- Its value says when the last sweep was. One of a worker that wants them seldom keeps nobody from sweeping in time, nor
     -- does one that says nothing, or lies in the future.
     local left, interval = redis.call("PTTL", check_at), tonumber(interval_ms)
-    local age = clock.read(clock_given) - (tonumber(guard) or 0)
+    local now, now_text = clock.read(clock_given)
+    local age = now - (tonumber(guard) or 0)
     if left >= 0 and age > -interval and age < interval then
+      say_who_asks(now, now_text)
       return { "", math.min(left, math.ceil(interval - age)), 0 }
     end
   end
@@ -64,6 +78,8 @@ if step == 0 and redis.call("EXISTS", active, stalled, suspects, paused) == 0 th
   redis.call("DEL", suspects)   -- a write that a full memory does not refuse, nor then the rest
   redis.call("SET", check_at, now_text, "PX", interval_ms)
   forget_lanes(now)
+  say_who_asks(now, now_text)
+  workers_seen.forget(workers, known_workers, now)
   return calls_kept.keep(calls, lane, number, now, now_text, { now_text, tonumber(interval_ms), 0 })
 end
 
@@ -87,6 +103,8 @@ redis.call("XTRIM", events, "MAXLEN", "~", settings.max_events)   -- first, so t
 if step == 0 then
   redis.call("SET", check_at, now_text, "PX", interval_ms)
   forget_lanes(now)
+  say_who_asks(now, now_text)
+  workers_seen.forget(workers, known_workers, now)
 end
 if settings.paused then
   paused_list.take_over(paused, wait)

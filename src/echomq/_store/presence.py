@@ -1,0 +1,241 @@
+"""Which workers there are: those of any runtime by the names of their connections (protocol 11.2), ours by what they say.
+
+Each worker of ours has a record in a hash of our own, which its sweep renews (``lib/workers_seen.lua``). What it runs is not in
+there, as that would always be late: the jobs in ``active`` say whose they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from echomq._redis.client import Link
+from echomq._redis.wire import Argument, Reply
+from echomq._store.codec import decode_id, to_moment, to_ms
+from echomq._store.keys import QueueKeys
+from echomq._store.line import Line
+from echomq.errors import ServerError, ServerUnavailable
+from echomq.models import CurrentJob, WorkerInfo
+
+LONGEST_SILENCE = 60.0
+"""Seconds after which a worker says again that it is there, however seldom it sweeps."""
+
+_KEY = "workers"
+_SEEN = b"seen"
+_NOT_PLAIN = re.compile(r"[^!-~]")
+_RECORD = re.compile(rb"(\d+):(\d+):(.*)", re.DOTALL)
+_PAGE = 500
+_MOST_JOBS = 10_000
+
+
+def plain(name: str) -> str:
+    """A name without what a server refuses in client names (blanks, control characters), so that the worker stays visible."""
+    return _NOT_PLAIN.sub("_", name)
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What a worker of ours says of itself. ``up`` and ``lag`` are milliseconds; the server's clock says the rest."""
+
+    name: str
+    host: str
+    pid: int
+    version: str
+    python: str
+    slots: int
+    paused: bool
+    up: int
+    lag: int
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """A worker's word that it is there.
+
+    Attributes:
+        id: of this run of the worker.
+        record: what it says of itself; None: nobody is there.
+        lives: seconds for which that holds.
+    """
+
+    id: str
+    record: Record | None
+    lives: float
+
+    @property
+    def args(self) -> tuple[Argument, ...]:
+        """As the sweep takes it."""
+        if self.record is None:
+            return ("", "", "0")
+        return (self.id, msgspec.json.encode(self.record), str(to_ms(self.lives)))
+
+
+NOBODY = Present("", None, 0.0)
+
+
+async def leave(link: Link, keys: QueueKeys, present_id: str) -> None:
+    """Takes a worker's record out. That it was there until now stays known."""
+    await link.call("HDEL", keys.resolve(_KEY), present_id)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    """A worker's connection, as CLIENT LIST shows it: times are seconds."""
+
+    worker: str
+    address: str
+    age: int
+    idle: int
+    library: str | None
+
+
+async def workers(line: Line) -> list[WorkerInfo]:
+    """Every worker of the queue, in any runtime, by name."""
+    clients, records, (now, running) = await asyncio.gather(_clients(line), _records(line), _running(line))
+    unclaimed: defaultdict[str, list[_Client]] = defaultdict(list)
+    for client in clients or ():
+        unclaimed[client.worker].append(client)
+    found = []
+    for seen, until, record in records:
+        if until > now:
+            same = unclaimed[plain(record.name)]
+            ours = _ours(line.keys, record, seen, running.get(record.name, ()), same.pop() if same else None, now)
+            found.append(ours if clients is not None else msgspec.structs.replace(ours, is_connected=None))
+    for same in unclaimed.values():
+        found += [_others(line.keys, client, running.get(client.worker, ()), now) for client in same]
+    return sorted(found, key=lambda one: (one.name, one.host or "", one.pid or 0, one.address or ""))
+
+
+def _ours(
+    keys: QueueKeys, record: Record, seen: int, jobs: tuple[CurrentJob, ...], client: _Client | None, now: int
+) -> WorkerInfo:
+    return WorkerInfo(
+        queue=keys.queue,
+        name=record.name,
+        is_connected=client is not None,
+        last_seen=to_moment(seen if client is None else max(seen, now - client.idle * 1000)),
+        started_at=to_moment(seen - record.up),
+        address=None if client is None else client.address,
+        library=None if client is None else client.library,
+        host=record.host,
+        pid=record.pid,
+        version=record.version,
+        python=record.python,
+        slots=record.slots,
+        paused=record.paused,
+        loop_lag=record.lag / 1000,
+        jobs=jobs,
+    )
+
+
+def _others(keys: QueueKeys, client: _Client, jobs: tuple[CurrentJob, ...], now: int) -> WorkerInfo:
+    return WorkerInfo(
+        queue=keys.queue,
+        name=client.worker,
+        is_connected=True,
+        last_seen=to_moment(now - client.idle * 1000),
+        address=client.address,
+        library=client.library,
+        jobs=jobs,
+    )
+
+
+async def last_seen(line: Line) -> datetime | None:
+    """When a worker of the queue, of any runtime, was last there: now, if one is.
+
+    None if none is there, and none of ours was there in the last day.
+    """
+    clients, seen, time = await asyncio.gather(
+        _clients(line), line.ask("HGET", line.keys.resolve(_KEY), _SEEN), line.ask("TIME")
+    )
+    if clients:
+        assert isinstance(time, list)
+        return to_moment(int(time[0]) * 1000)  # type: ignore[arg-type]
+    return to_moment(int(seen)) if isinstance(seen, bytes) and seen.isdigit() else None
+
+
+async def _clients(line: Line) -> list[_Client] | None:
+    """The named connections of workers, or None: the server or our rights do not let us ask, or they go without names."""
+    name = line.keys.client_name()
+    if name is None:
+        return None
+    try:
+        reply = await line.ask("CLIENT", "LIST", "TYPE", "normal")
+    except ServerUnavailable:
+        raise
+    except ServerError:
+        return None
+    assert isinstance(reply, bytes)
+    of_workers = re.compile(rb"^.* name=" + re.escape(name.encode()) + rb"(?::w:(\S*))? .*$", re.MULTILINE)
+    return [_client(found[0], found[1] or b"") for found in of_workers.finditer(reply)]
+
+
+def _client(line: bytes, worker: bytes) -> _Client:
+    fields = dict(part.partition("=")[::2] for part in line.decode("utf-8", "replace").split(" "))
+    library = " ".join(filter(None, (fields.get("lib-name"), fields.get("lib-ver"))))
+    return _Client(
+        worker.decode("utf-8", "replace"),
+        fields.get("addr", ""),
+        int(fields.get("age", "0")),
+        int(fields.get("idle", "0")),
+        library or None,
+    )
+
+
+async def _records(line: Line) -> list[tuple[int, int, Record]]:
+    """What our workers say: when, until when it holds, and what. Entries that are none of ours are passed over."""
+    found: dict[bytes, bytes] = {}
+    cursor = b""
+    while cursor != b"0":
+        reply: Any = await line.ask("HSCAN", line.keys.resolve(_KEY), cursor or b"0", "COUNT", str(_PAGE))
+        cursor, flat = reply
+        found.update(zip(flat[::2], flat[1::2], strict=True))
+    return [record for value in found.values() if (record := _record(value)) is not None]
+
+
+def _record(value: bytes) -> tuple[int, int, Record] | None:
+    parts = _RECORD.fullmatch(value)
+    if parts is None:
+        return None
+    try:
+        return int(parts[1]), int(parts[2]), msgspec.json.decode(parts[3], type=Record)
+    except msgspec.DecodeError:
+        return None
+
+
+async def _running(line: Line) -> tuple[int, dict[str, tuple[CurrentJob, ...]]]:
+    """The server's time in milliseconds, and the jobs in ``active`` by the names of their workers, the oldest first."""
+    jobs: defaultdict[str, list[CurrentJob]] = defaultdict(list)
+    start, passed = 0, 1
+    while passed and start < _MOST_JOBS:
+        reply = await line.read("getRunning-1", (str(start), str(_PAGE)))
+        assert isinstance(reply, list)
+        now, passed = int(reply[0]), reply[1]  # type: ignore[arg-type, assignment]
+        start += passed
+        for at in range(2, len(reply), 4):
+            _put(jobs, reply[at : at + 4])
+        if passed < _PAGE:
+            break
+    return now, {worker: tuple(held) for worker, held in jobs.items()}
+
+
+def _put(jobs: defaultdict[str, list[CurrentJob]], fields: Sequence[Reply]) -> None:
+    job_id, name, worker, since = fields
+    if not isinstance(job_id, bytes) or not isinstance(worker, bytes):
+        return
+    jobs[worker.decode("utf-8", "replace")].append(
+        CurrentJob(
+            decode_id(job_id),
+            name.decode("utf-8", "replace") if isinstance(name, bytes) else "",
+            to_moment(int(since)) if isinstance(since, bytes) and since.isdigit() else None,
+        )
+    )
