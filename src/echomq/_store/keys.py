@@ -120,3 +120,8 @@ class QueueKeys:
         if not _PLAIN.fullmatch(self.prefix):
             return None
         return f"{self.prefix}:{base64.b64encode(self.protocol_name.encode()).decode()}{suffix}"
+
+    @property
+    def bare_client_name(self) -> str:
+        """What BullMQ for Python calls both connections of a worker: the same without base64."""
+        return f"{self.prefix}:{self.protocol_name}"

@@ -30,6 +30,9 @@ LONGEST_SILENCE = 60.0
 _KEY = "workers"
 _SEEN = b"seen"
 _NOT_PLAIN = re.compile(r"[^!-~]")
+_COMMANDS = b" cmd=evalsha "
+"""Of the two connections of a worker of BullMQ for Python, which have one name, the one that is not counted."""
+
 _RECORD = re.compile(rb"(\d+):(\d+):(.*)", re.DOTALL)
 _PAGE = 500
 _MOST_JOBS = 10_000
@@ -175,8 +178,13 @@ async def _clients(line: Line) -> list[_Client] | None:
     except ServerError:
         return None
     assert isinstance(reply, bytes)
-    of_workers = re.compile(rb"^.* name=" + re.escape(name.encode()) + rb"(?::w:(\S*))? .*$", re.MULTILINE)
-    return [_client(found[0], found[1] or b"") for found in of_workers.finditer(reply)]
+    either = rb"(?:%b|(%b))" % (re.escape(name.encode()), re.escape(line.keys.bare_client_name.encode()))
+    of_workers = re.compile(rb"^.* name=" + either + rb"(?::w:(\S*))? .*$", re.MULTILINE)
+    return [
+        _client(found[0], found[2] or b"")
+        for found in of_workers.finditer(reply)
+        if not (found[1] and _COMMANDS in found[0])
+    ]
 
 
 def _client(line: bytes, worker: bytes) -> _Client:
