@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import ExitStack
 from typing import Any, get_args
 
@@ -13,6 +13,14 @@ from pytest_asyncio import is_async_test
 from tests.support.leaks import assert_no_clients, assert_no_tasks
 from tests.support.processes import assert_no_processes, assert_no_server_children
 from tests.support.server import Kind, Server
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What a test logged may hold lone surrogates, which cannot be sent from a process of pytest-xdist to the first."""
+    report = yield
+    report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -87,7 +87,7 @@ def invalid_model() -> Exception:
         (http(200), "unknown"),
         (http("404"), "unknown"),
         (http(True), "unknown"),
-        (with_status(lambda: 404), "unknown"),
+        (with_status(print), "unknown"),  # no number, but something to call
         (SystemExit(404), "unknown"),
         (asyncio.CancelledError(), "unknown"),
     ],
