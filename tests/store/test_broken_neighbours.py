@@ -524,7 +524,8 @@ def test_fields_that_cannot_be_read(world: World, name: str) -> None:
 
 def test_every_script_is_tried_here() -> None:
     tried = {name.partition(",")[0] for name in STEPS}
-    assert tried | OTHERS == {name.rpartition("-")[0] for name in scripts()}
+    ours = {name for name, found in scripts().items() if not found.origin[-1][0].startswith("scripts/doctor/")}
+    assert tried | OTHERS == {name.rpartition("-")[0] for name in ours}  # the doctor's: test_doctor
 
 
 @pytest.mark.parametrize("paused", [False, True], ids=["running", "paused"])

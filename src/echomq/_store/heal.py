@@ -112,10 +112,18 @@ async def lost(way: Way, names: Iterable[bytes]) -> AsyncIterator[list[tuple[byt
     ages = [(age, job_id) async for age, job_id in _ages(way, names)]
     ages.sort(reverse=True)
     for start in range(0, len(ages), _LOOKED_FOR):
-        yield await _lost(way, [job_id for _, job_id in ages[start : start + _LOOKED_FOR]])
+        yield await lost_at_once(way, [job_id for _, job_id in ages[start : start + _LOOKED_FOR]])
 
 
-async def _lost(way: Way, names: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+async def put_back(way: Way, job_id: bytes) -> bool:
+    """Puts one job back, if it stands in no state; whether it did."""
+    found = [pair for pair in await lost_at_once(way, [job_id]) if pair[1]]
+    reply = await way.change(_HEAL, [part for pair in found for part in pair]) if found else []
+    assert isinstance(reply, list)
+    return len(reply) > 1
+
+
+async def lost_at_once(way: Way, names: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
     """Those of at most 500 that stood nowhere at one moment, in the same order, each with its mark."""
     look = secrets.token_urlsafe(9)
     reply = await way.look(_LOOK, [look, *names])

@@ -32,6 +32,9 @@ THEIRS: Final = (
 )  # fmt: skip
 """All others that a queue has once, by their suffixes (protocol 1.1): those of other runtimes and of old versions too."""
 
+OWN_SUFFIXES = frozenset(_OURS.values())
+"""What they are called; what has more behind it, after a colon."""
+
 _PLAIN = re.compile(r"[!-~]+")
 
 

@@ -31,16 +31,20 @@ def wire(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
 
 
+def pattern(start: str) -> str:
+    """What SCAN is to match for the names that begin so."""
+    return _GLOB.sub(r"\\\1", start) + "*"
+
+
 async def pages(read: Read, base: str) -> AsyncIterator[list[bytes]]:
     """What follows ``base`` in the names of all keys that begin with it. A step looks at about 1,000 keys of the server.
 
     What is there all the time comes at least once; what comes or goes meanwhile may come or not.
     """
     start = wire(base)
-    pattern = _GLOB.sub(r"\\\1", base) + "*"
     cursor = b"0"
     while True:
-        reply = await read("SCAN", cursor, "MATCH", pattern, "COUNT", str(PAGE))
+        reply = await read("SCAN", cursor, "MATCH", pattern(base), "COUNT", str(PAGE))
         assert isinstance(reply, list)
         following, keys = reply
         assert isinstance(following, bytes)

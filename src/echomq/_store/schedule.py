@@ -411,6 +411,19 @@ async def _made(
     )
 
 
+def has_come_to_its_end(slot: float, flat: Sequence[Any]) -> bool:
+    """Whether a schedule, by its hash, makes no run after the one of this slot."""
+    fields = _pairs(flat)
+    repeat = _repeat_of(fields)
+    limit, end, every = (_number(repeat.get(name)) for name in ("limit", "endDate", "every"))
+    if limit is not None and (_number_of(fields.get("ic")) or 1) >= limit:
+        return True
+    if end is None:
+        return False
+    following = slot + every if every else _next_of(repeat.get("pattern", ""), slot, repeat.get("tz"))
+    return following > end
+
+
 async def _now(line: Line) -> int:
     reply = await line.ask("TIME")
     assert isinstance(reply, list)

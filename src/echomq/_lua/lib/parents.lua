@@ -83,6 +83,11 @@ local function release_if_free(parent, now)
   end
 end
 
+--- Releases a parent that waits for nothing, and that nobody released (the doctor's finding).
+function M.release(parent, now)
+  release_if_free(parent, now)
+end
+
 --- A child completed.
 function M.child_completed(parent, child_key, value, now)
   if redis.call("SREM", parent.key .. ":dependencies", child_key) == 1 then

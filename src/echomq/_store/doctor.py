@@ -1,0 +1,159 @@
+"""The doctor's round: the server, then one walk over all names, then queue after queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from echomq._redis.client import Link
+from echomq._redis.wire import Argument
+from echomq._store import mending
+from echomq._store.call import Patience, read_command
+from echomq._store.codec import decode_id, id_out
+from echomq._store.keys import QueueKeys
+from echomq._store.line import Line
+from echomq._store.names import pattern
+from echomq._store.server_health import Checkup
+from echomq._store.ward import Ward, keys_named
+from echomq.connection import Connection
+from echomq.errors import InvalidOption, ServerError
+from echomq.findings import KINDS, Finding, QueueFacts, Report, ServerFacts
+
+_PAGE: Final = "1000"
+
+
+class Round:
+    """One examination of one server.
+
+    Args:
+        connection: to which server.
+        prefix, hash_tag: of the queues.
+        oldest_waiting: seconds that a job may wait; None for any time.
+        on_progress: is told how many jobs have been looked at.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        prefix: str,
+        hash_tag: bool | None,
+        oldest_waiting: float | None,
+        on_progress: Callable[[int], None] | None,
+    ) -> None:
+        self._connection = connection
+        self._prefix = prefix
+        self._hash_tag = hash_tag
+        self._oldest_waiting = oldest_waiting
+        self._on_progress = on_progress
+        self._findings: list[Finding] = []
+        self._missed: list[str] = []
+        self._passed = 0
+        self._wards: dict[bytes, Ward | None] = {}
+
+    async def examine(self, queues: Sequence[str]) -> Report:
+        """Looks at these queues, or at all that there are."""
+        hub = self._connection.acquire()
+        try:
+            link = await hub.new_link()
+            try:
+                server = await Checkup(link, self._findings.append, self._missed.append).examine()
+                if any(found.kind in ("replica", "cluster-down") for found in self._findings):
+                    return self._report(server, [])
+                patience = Patience(hub.wait, hub.look_after)
+                try:
+                    facts = await self._queues(link, patience, queues)
+                finally:
+                    for ward in self._wards.values():
+                        if ward is not None:
+                            await ward.line.close()
+            finally:
+                await link.close()
+        finally:
+            await hub.release()
+        return self._report(server, facts)
+
+    def _report(self, server: ServerFacts, facts: list[QueueFacts]) -> Report:
+        order = list(KINDS)
+        self._findings.sort(key=lambda found: (found.severity, order.index(found.kind), found.queue))
+        return Report(self._findings, server, sorted(facts, key=lambda one: one.queue), self._missed)
+
+    async def _queues(self, link: Link, patience: Patience, queues: Sequence[str]) -> list[QueueFacts]:
+        for queue in queues:
+            keys = QueueKeys.of(queue, prefix=self._prefix, hash_tag=self._hash_tag)
+            self._ward(keys)
+            if keys.hash_tag:
+                self._ward(keys.dead_letters)
+        await self._walk(link, patience, all_queues=not queues)
+        workers = await self._workers(link, patience)
+        facts = []
+        for ward in list(self._wards.values()):
+            if ward is not None:
+                name = id_out(ward.keys.client_name() or "")
+                seen = None if workers is None else sum(one == name or one.startswith(name + b":w:") for one in workers)
+                facts.append(await ward.examine(self._oldest_waiting, seen))
+        return [one for one in facts if one is not None]
+
+    def _ward(self, keys: QueueKeys) -> Ward:
+        name = id_out(keys.protocol_name)
+        found = self._wards.get(name)
+        if found is None:
+            line = Line(self._connection.acquire(), keys)
+            found = self._wards[name] = Ward(line, self._findings.append, self._missed.append, self._count)
+        return found
+
+    def _count(self, jobs: int) -> None:
+        self._passed += jobs
+        if self._on_progress is not None:
+            self._on_progress(self._passed)
+
+    async def _walk(self, link: Link, patience: Patience, *, all_queues: bool) -> None:
+        """Each ward meets the names that begin like its keys. They are read once, however many queues there are."""
+        theirs, ours = id_out(f"{self._prefix}:"), id_out(f"{self._prefix}x:")
+        cursor: Argument = b"0"
+        while True:
+            command = ("SCAN", cursor, "MATCH", pattern(self._prefix), "COUNT", _PAGE)
+            try:
+                reply = await read_command(link, command, patience)
+            except ServerError as error:
+                self._missed.append(f"the names of all keys: {error}")
+                return
+            assert isinstance(reply, list)
+            cursor, names = reply  # type: ignore[assignment]
+            for key in names:  # type: ignore[union-attr]
+                assert isinstance(key, bytes)
+                start = theirs if key.startswith(theirs) else ours
+                queue, _, suffix = key[len(start) :].partition(b":")
+                if not key.startswith(start) or not suffix or not queue:
+                    continue
+                if queue not in self._wards:
+                    keys = all_queues and keys_named(decode_id(queue), prefix=self._prefix, hash_tag=self._hash_tag)
+                    self._wards[queue] = None
+                    if keys:
+                        self._ward(keys)
+                ward = self._wards[queue]
+                if ward is not None:
+                    await ward.meet(key)
+            if cursor == b"0":
+                return
+
+    async def _workers(self, link: Link, patience: Patience) -> list[bytes] | None:
+        try:
+            reply = await read_command(link, ("CLIENT", "LIST"), patience)
+        except ServerError as error:
+            self._missed.append(f"the workers: {error}")
+            return None
+        lines = reply.splitlines() if isinstance(reply, bytes) else []
+        fields = (dict(word.split(b"=", 1) for word in line.split() if b"=" in word) for line in lines)
+        return [one.get(b"name", b"") for one in fields]
+
+
+async def fix(connection: Connection, prefix: str, hash_tag: bool | None, finding: Finding) -> int:
+    """Repairs a finding, if it is still so."""
+    if not finding.queue:
+        raise InvalidOption(f"finding {finding.kind}: nothing repairs that by itself: {finding.remedy}")
+    keys = QueueKeys.of(finding.queue, prefix=prefix, hash_tag=hash_tag)
+    line = Line(connection.acquire(), keys.dead_letters if finding.dead_letters else keys)
+    try:
+        return await mending.fix(line, finding)
+    finally:
+        await line.close()
