@@ -164,7 +164,8 @@ class QueueAdmin:
         Workers may go on running: a handler whose job is gone is cancelled, and its end changes nothing. What a worker or a
         producer that is still there writes down for itself (the record of its last call) comes anew, and expires after an hour.
 
-        Cut short, it leaves the queue paused, with a part of its jobs: call it again, or ``resume()`` to keep the rest.
+        Cut short, it leaves the queue paused, with a part of its jobs: call it again. (Or keep the rest: ``resume()``, and
+        ``remove_orphans()`` for the logs and the like of those that are gone.)
 
         Args:
             force: also while jobs are being run.

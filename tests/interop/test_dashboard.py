@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
-from echomq import JobFailed
+from echomq import Every, JobFailed, JobScheduler, JobSpec
 from tests.interop.conftest import Pair
+from tests.support.server import Server
 from tests.support.wait import wait_until
 
 PAGE = {"page": "1", "jobsPerPage": "10"}
@@ -41,15 +43,19 @@ class Board:
         )
 
     async def press(self, what: str, method: str = "put", body: Any = None, **params: str) -> None:
-        """A button."""
-        queue, route = self._pair.theirs, f"/api/queues/:queueName/{what}"
+        """A button of the queue's."""
+        await self.press_above(f":queueName/{what}", method, body, **self._queue, **params)
+
+    async def press_above(self, what: str, method: str = "put", body: Any = None, **params: str) -> None:
+        """A button for all queues."""
+        queue, route = self._pair.theirs, f"/api/queues/{what}"
         answer = await queue.node(
             "board",
             queue=queue.name,
             prefix=queue.prefix,
             route=route,
             method=method,
-            params={**self._queue, **params},
+            params=params,
             body=body or {},
         )
         assert answer["status"] in (200, 204), answer
@@ -140,6 +146,54 @@ async def test_its_buttons_work(pair: Pair, board: Board) -> None:
     gone = await ours.add("echo")
     await board.press(":jobId/clean", jobId=gone.id)
     assert await gone.refresh() is None
+
+
+async def test_its_buttons_for_all_jobs_of_a_tab_work(pair: Pair, board: Board, server: Server) -> None:
+    ours = pair.ours
+    failing = [await ours.add("fail", {"times": 1, "n": n}) for n in range(3)]
+    async with pair.worker():
+        for job in failing:
+            with pytest.raises(JobFailed):
+                await job.result(timeout=10)
+        await board.press("retry/:queueStatus", queueStatus="failed")
+        await wait_until(lambda: _are(board, {"completed": 3}))
+    for job in failing:  # it cleans what has ended more than five seconds ago
+        server.cli("ZADD", pair.key("completed"), "1000", job.id)
+    await board.press("clean/:queueStatus", queueStatus="completed")
+    assert await board.counts() == {}
+    assert [await job.refresh() for job in failing] == [None] * 3
+
+    job = await ours.add("echo", {}, delay=60)
+    await pair.theirs.call_job(job.id, "log", "from afar")
+    assert await board.get(":jobId/logs", jobId=job.id) == ["from afar"]
+    await board.press(":jobId/delay", "patch", jobId=job.id, body={"runAt": (time.time() + 3600) * 1000})
+    await board.press(":jobId/priority", "patch", jobId=job.id, body={"priority": 4})
+    changed = await job.refresh()
+    assert changed is not None
+    assert 3500 < changed.delay <= 3600
+    assert changed.priority == 4
+    await board.press("concurrency", body={"concurrency": 3})
+    assert await ours.concurrency() == 3
+    await ours.add("echo")
+    await board.press("empty")
+    assert await ours.counts("waiting", "delayed") == {"waiting": 0, "delayed": 1}
+    await job.remove()
+    assert await board.counts() == {}
+
+
+async def test_its_buttons_for_all_queues_and_schedules_work(pair: Pair, board: Board) -> None:
+    await board.overview()
+    await board.press_above("pause")
+    assert await pair.ours.is_paused()
+    await board.press_above("resume")
+    assert not await pair.ours.is_paused()
+    async with JobScheduler(pair.ours) as schedules:
+        await schedules.upsert("tick", Every(3600, offset=1), JobSpec("echo", {"tick": True}))
+        await board.press("job-schedulers/:schedulerId/run", schedulerId="tick")
+        async with pair.worker():
+            await wait_until(lambda: any(run.data == {"tick": True} for run in pair.runs.seen))
+        await board.press("job-schedulers/:schedulerId/remove", schedulerId="tick")
+        assert await schedules.list() == []
 
 
 async def _are(board: Board, counts: dict[str, int]) -> bool:

@@ -22,9 +22,9 @@ def queue(client: redis.Redis) -> Queue:
     return Queue(client, prefix="emq")
 
 
-def step(queue: Queue, *keys: str, force: str = "") -> tuple[int, int, int]:
+def step(queue: Queue, *keys: str, force: str = "", searched: str = "") -> tuple[int, int, int]:
     """Code, how many jobs were removed, whether more is left."""
-    _, code, removed, more = queue.run("obliterate-11", force, *keys)
+    _, code, removed, more = queue.run("obliterate-11", force, searched, *keys)
     return code, removed, more
 
 
@@ -69,6 +69,23 @@ def test_a_step_is_bounded_and_takes_the_oldest_first(queue: Queue) -> None:
     assert [step(queue), step(queue)] == [(0, 250, 1), (0, 102, 0)]
 
 
+def test_what_belongs_to_a_job_goes_with_it_once_it_has_been_searched_for(queue: Queue) -> None:
+    queue.add_many([job_args()] * 100)
+    queue.fetch()
+    queue.command("RPUSH", "~1:logs", "of the one that runs")
+    queue.command("RPUSH", "~2:logs", "of one that waits")
+    queue.pause()
+    assert step(queue, force="1") == (0, 100, 0)
+    assert {name for name in left(queue) if "logs" in name or "lock" in name} == {"emq:{q}:2:logs"}
+    assert step(queue, "emq:{q}:2:logs") == (0, 0, 0)
+    queue.add()
+    queue.command("RPUSH", "~101:logs", "added, and run by one that did not look whether it is paused")
+    assert step(queue, searched="1") == (0, 1, 0)
+    assert left(queue) == {"emq:{q}:meta", "emq:{q}:events", "emq:{q}:id"}
+    queue.add_many([job_args()] * 100)
+    assert [step(queue, searched="1"), step(queue, searched="1")] == [(0, 84, 1), (0, 16, 0)]
+
+
 def test_every_place_is_emptied_whatever_stands_there(queue: Queue) -> None:
     queue.pause()
     for place in PLACES:
@@ -80,7 +97,7 @@ def test_every_place_is_emptied_whatever_stands_there(queue: Queue) -> None:
             queue.command("SET", f"~in {place}{part}", "x")
     queue.command("HSET", "~repeat:in repeat", "name", "tick")
     queue.command("SET", "~in repeat:lock", "beside a schedule no part of it")
-    code, _, more = step(queue, force="1")
+    code, _, more = step(queue, force="1", searched="1")
     assert (code, more) == (0, 0)
     assert {name for name in left(queue) if not name.startswith("emq:{q}:in repeat")} == {
         "emq:{q}:meta",
@@ -142,8 +159,8 @@ def test_the_same_call_again_takes_nothing_more(queue: Queue) -> None:
     for _ in range(2):
         queue.add_many([job_args()] * 200)
     queue.pause()
-    first = queue.run("obliterate-11", "", number=900)
-    assert queue.run("obliterate-11", "", number=900, resent=True) == first
+    first = queue.run("obliterate-11", "", "", number=900)
+    assert queue.run("obliterate-11", "", "", number=900, resent=True) == first
     assert queue.counts("waiting") == [150]
 
 

@@ -31,11 +31,12 @@ async def obliterate(line: Line, *, force: bool, on_progress: OnProgress) -> int
     await control.pause(line)
     removed = 0
 
-    async def clear(keys: Sequence[bytes] = ()) -> None:
+    async def clear(keys: Sequence[bytes] = (), *, searched: bool = True) -> None:
         nonlocal removed
         more = 1
         while more:
-            _, code, count, more = await line.call("obliterate-11", ("1" if force else "", *keys))
+            args = ("1" if force else "", "1" if searched else "", *keys)
+            _, code, count, more = await line.call("obliterate-11", args)
             if code == _RUNNING:
                 raise JobLocked(
                     f"queue {line.keys.queue!r} is not obliterated: workers are running jobs of it. It is paused now: wait for "
@@ -45,7 +46,7 @@ async def obliterate(line: Line, *, force: bool, on_progress: OnProgress) -> int
             removed += count
             on_progress(removed)
 
-    await clear()
+    await clear(searched=False)
     await limit_by_hand(
         line, 0
     )  # wakes workers that sleep until a limit ends: they are to notice when there is work anew
