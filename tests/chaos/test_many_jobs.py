@@ -45,8 +45,8 @@ redis.call("INCRBY", KEYS[1] .. "id", last - first + 1)
 
 def fill(client: redis.Redis, place: str, count: int) -> None:
     """Puts so many jobs of their own ids there."""
-    first = int(client.get(BASE + "id") or 0) + 1  # type: ignore[arg-type]
-    now = int(client.time()[0]) * 1000  # type: ignore[index]
+    first = int(client.get(BASE + "id") or 0) + 1
+    now = int(client.time()[0]) * 1000
     for start in range(first, first + count, 10_000):
         client.eval(_FILL, 1, BASE, start, min(start + 10_000, first + count) - 1, place, now)
 
