@@ -28,8 +28,9 @@ local PARENT = 5      -- and as many more, one whose parent is of another queue
 
 -- Those that wait for children first: then a child of the same queue has no parent to tell.
 local SOURCES = {
-  { key = waiting_children, has_more = true }, { key = active, is_list = true, has_more = true }, { key = schedulers, are = "repeat:" }, { key = delayed },
-  { key = completed }, { key = failed }, { key = prioritized }, { key = wait, is_list = true }, { key = paused, is_list = true },
+  { key = waiting_children, has_more = true }, { key = active, is_list = true, has_more = true },
+  { key = schedulers, are = "repeat:" }, { key = delayed }, { key = completed }, { key = failed }, { key = prioritized },
+  { key = wait, is_list = true }, { key = paused, is_list = true },
 }
 
 local code = 0
