@@ -127,6 +127,7 @@ class EchoMQ:
         unique_by: Sequence[str] | None = None,
         expire_in: Duration | None = None,
         keep_logs: int | None = None,
+        omit_context: bool = False,
     ) -> _JobDecorator: ...
     @overload
     def task(
@@ -148,6 +149,7 @@ class EchoMQ:
         unique_by: Sequence[str] | None = None,
         expire_in: Duration | None = None,
         keep_logs: int | None = None,
+        omit_context: bool = False,
     ) -> _Decorator: ...
 
     def task(
@@ -170,6 +172,7 @@ class EchoMQ:
         unique_by: Sequence[str] | None = None,
         expire_in: Duration | None = None,
         keep_logs: int | None = None,
+        omit_context: bool = False,
     ) -> Any:
         """Makes a task of a function. Plain functions run in a thread, ``async def`` in the event loop.
 
@@ -193,6 +196,7 @@ class EchoMQ:
             unique_by: names of arguments: jobs with the same values of these count as one and the same.
             expire_in: seconds within which a worker has to start it; after that it fails without being run.
             keep_logs: how many lines of a job's log are kept, the last ones; left out, 1,000.
+            omit_context: where there is telemetry: let its jobs not carry the context of their trace.
 
         Raises:
             InvalidOption: an option breaks a rule, or the app has another task of this name.
@@ -209,6 +213,7 @@ class EchoMQ:
             "unique_by": unique_by,
             "expire_in": expire_in,
             "keep_logs": keep_logs,
+            "omit_context": omit_context,
         }
 
         def make(made: Callable[..., Any]) -> Task[Any, Any]:

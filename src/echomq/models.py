@@ -118,6 +118,7 @@ class JobOptions(msgspec.Struct, frozen=True):
         keep_logs: how many lines of its log to keep.
         deduplication: which adds count as this same job, and what becomes of them.
         expire_in: seconds within which it had to be started.
+        omit_context: whether it was not to carry the context of its trace.
         others: options of other programs, under the names that they gave them.
     """
 
@@ -132,6 +133,7 @@ class JobOptions(msgspec.Struct, frozen=True):
     keep_logs: int | None = None
     deduplication: Deduplication | None = None
     expire_in: float | None = None
+    omit_context: bool = False
     others: dict[str, JSON] = {}
 
 

@@ -392,6 +392,8 @@ class JobSpec(msgspec.Struct, frozen=True):
         expire_in: seconds, or a ``timedelta``, after it could first run: if no worker has started it by then, it fails
             without being run.
         keep_logs: how many lines of its log are kept, the last ones; left out, 1,000.
+        omit_context: where there is telemetry: let the job not carry the context of its trace, so that its run begins a trace
+            of its own.
 
     Example:
         >>> JobSpec("enroll", {"learner": 7}, attempts=5, backoff=Backoff.exponential(1))
@@ -414,6 +416,7 @@ class JobSpec(msgspec.Struct, frozen=True):
     unique_by: Sequence[str] | None = None
     expire_in: Duration | None = None
     keep_logs: int | None = None
+    omit_context: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -440,12 +443,14 @@ class JobSpec(msgspec.Struct, frozen=True):
             and self.unique_by is None
             and self.expire_in is None
             and self.keep_logs is None
+            and self.omit_context is False
         )
 
     def _check_options(self) -> None:
         check_whole(self.priority, "priority", least=0, most=MAX_PRIORITY)
         check_whole(self.attempts, "attempts", least=0, most=MAX_COUNT)
         check_truth(self.lifo, "lifo")
+        check_truth(self.omit_context, "omit_context")
         if self.job_id is not None:
             check_job_id(self.job_id)
         self._check_times()

@@ -47,7 +47,7 @@ _PAGE: Final = 100
 _LARGEST_PAGE: Final = 1_000
 _MOST_PRIORITIES: Final = 1_000
 _NOT_RUN: Final[tuple[JobState, ...]] = ("waiting", "prioritized", "delayed", "waiting_children")
-_NOTHING_BESIDE: Final = (None, None, None, 0, False, 0, None, None, None, None, None, None, None, None, None)
+_NOTHING_BESIDE: Final = (None, None, None, 0, False, 0, None, None, None, None, None, None, None, None, None, False)
 """What ``Queue.add`` has of the options that stand in a ``JobSpec``, if none was given."""
 
 _OWN_EVENTS: Final = frozenset(
@@ -137,6 +137,7 @@ class Queue:
         unique_by: Sequence[str] | None = None,
         expire_in: Duration | None = None,
         keep_logs: int | None = None,
+        omit_context: bool = False,
     ) -> Job[Any]:
         """Adds a job. When this returns, the server has it.
 
@@ -166,6 +167,8 @@ class Queue:
             expire_in: seconds, or a ``timedelta``, after it could first run: if no worker has started it by then, it fails
                 without being run.
             keep_logs: how many lines of its log are kept, the last ones; left out, 1,000.
+            omit_context: where there is telemetry: let the job not carry the context of its trace, so that its run begins a trace
+                of its own.
 
         Raises:
             InvalidOption: an option breaks a rule. EncodingError: the data has no JSON form; says where.
@@ -177,7 +180,7 @@ class Queue:
         """
         beside = (
             job_id, delay, at, priority, lifo, attempts, backoff, remove_on_complete, remove_on_fail, stack_trace_limit,
-            timestamp, deduplication, unique_by, expire_in, keep_logs,
+            timestamp, deduplication, unique_by, expire_in, keep_logs, omit_context,
         )  # fmt: skip
         if isinstance(name, JobSpec) and (data is not UNSET or beside != _NOTHING_BESIDE):
             raise InvalidOption("a JobSpec has its data and its options already: give nothing else beside it")
@@ -208,7 +211,7 @@ class Queue:
             return await self._add_all(new)
         about: Attributes = {"bullmq.job.bulk.count": len(new), "bullmq.job.bulk.names": _names(specs)}
         with telemetry.span("addBulk", self._home.keys.protocol_name, "producer", about) as span:
-            return await self._add_all(_carrying(new, span))
+            return await self._add_all(_carrying(new, specs, span))
 
     async def _add_all(self, new: list[NewJob]) -> list[Job[Any]]:
         line = self._home.line
@@ -536,6 +539,7 @@ class Queue:
             self._dead_letter = DeadLetterQueue(self)
         return self._dead_letter
 
+    @traced("publishEvent")
     async def publish(self, name: str, /, **fields: str | int | float | bool) -> None:
         """Writes an event of your own into the queue's event log, for whoever listens to it, in any language.
 
@@ -630,7 +634,7 @@ class Queue:
 
     async def _traced_add(self, telemetry: Guard, spec: JobSpec, new: NewJob) -> Job[Any]:
         with telemetry.span("add", self._home.keys.protocol_name, "producer", {JOB_NAME: spec.name}) as span:
-            [new] = _carrying([new], span)
+            [new] = _carrying([new], [spec], span)
             [added] = await self._home.line.add((new,))
             job = self._job(new, added) if added.code == ADDED else await self._not_new(new, added)
             span.set({JOB_ID: job.id})
@@ -669,6 +673,7 @@ class DeadLetterQueue(Queue):
         self._home = Home(origin._home.connection, self._origin.dead_letters, telemetry=origin._home.telemetry)
         self._dead_letter = None
 
+    @traced("requeue", "producer")
     async def requeue(self, job_id: str | None = None, *, on_progress: OnProgress | None = None) -> list[str]:
         """Moves dead letters back to the queue in which they failed, each as a new job whose attempts begin anew.
 
@@ -726,9 +731,11 @@ def _encoded(position: int, spec: JobSpec) -> NewJob:
         raise EncodingError(f"jobs[{position}]: {error}", path=f"jobs[{position}].{error.path}") from error
 
 
-def _carrying(new: list[NewJob], span: Spans) -> list[NewJob]:
+def _carrying(new: list[NewJob], specs: list[JobSpec], span: Spans) -> list[NewJob]:
     context = span.carried()
-    return new if context is None else [carrying(one, context) for one in new]
+    if context is None:
+        return new
+    return [one if spec.omit_context else carrying(one, context) for one, spec in zip(new, specs, strict=True)]
 
 
 def _names(specs: Sequence[JobSpec]) -> list[str]:

@@ -11,6 +11,7 @@ from echomq._store import schedule
 from echomq._store.codec import StoredJob
 from echomq._store.home import Home
 from echomq._store.keys import QueueKeys
+from echomq._telemetry import JOB_NAME, Attributes, traced
 from echomq.connection import Connection
 from echomq.errors import InvalidOption, StateError
 from echomq.job import Job
@@ -40,6 +41,13 @@ _NOT_IN_A_TEMPLATE: Final = {
     "deduplication": "a schedule makes each run once, by itself",
     "unique_by": "a schedule makes each run once, by itself",
 }
+
+
+def _about(
+    _: JobScheduler, /, schedule_id: object = "", rhythm: object = None, job: object = None, **__: object
+) -> Attributes:
+    name = {JOB_NAME: job.name} if isinstance(job, JobSpec) else {}
+    return {"bullmq.job.scheduler.id": str(schedule_id), **name}
 
 
 class JobScheduler:
@@ -85,6 +93,7 @@ class JobScheduler:
         """The name of its queue."""
         return self._home.keys.queue
 
+    @traced("upsertJobScheduler", "producer", about=_about)
     async def upsert(
         self,
         schedule_id: str,
@@ -180,6 +189,7 @@ class JobScheduler:
         """
         return await schedule.every_one(self._home.line)
 
+    @traced("removeJobScheduler", about=_about)
     async def remove(self, schedule_id: str) -> bool:
         """Removes a schedule, and its next run.
 
@@ -193,6 +203,7 @@ class JobScheduler:
         """
         return await schedule.remove(self._home.line, _check_text(schedule_id))
 
+    @traced("pauseJobScheduler", about=_about)
     async def pause(self, schedule_id: str) -> None:
         """No further run of it starts until ``resume``; one that runs goes on. Pausing again does nothing.
 
@@ -205,6 +216,7 @@ class JobScheduler:
         if not await schedule.pause(self._home.line, _check_text(schedule_id)):
             raise self._missing(schedule_id)
 
+    @traced("resumeJobScheduler", about=_about)
     async def resume(self, schedule_id: str) -> ScheduleInfo:
         """Lets a paused schedule go on with its next time from now on, in step with before.
 
@@ -220,6 +232,7 @@ class JobScheduler:
             raise self._missing(schedule_id)
         return found
 
+    @traced("runJobScheduler", "producer", about=_about)
     async def run_now(self, schedule_id: str) -> Job[Any]:
         """Adds a job of the schedule's template, to run at once, whether the schedule is paused or not.
 

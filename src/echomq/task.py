@@ -108,6 +108,7 @@ class Task(Generic[P, R]):
         unique_by: Sequence[str] | Unset | None = UNSET,
         expire_in: Duration | Unset | None = UNSET,
         keep_logs: int | Unset | None = UNSET,
+        omit_context: bool | Unset | None = UNSET,
     ) -> Self:
         """The same task with other options for its next jobs. See ``JobSpec``.
 

@@ -19,9 +19,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from echomq import (
     Connection,
     EchoMQ,
+    Every,
     InvalidOption,
     Job,
     JobFailed,
+    JobScheduler,
     JobSpec,
     Queue,
     QueueFull,
@@ -237,18 +239,24 @@ async def test_verbs_are_operations(url: str, backend: Backend) -> None:
         await queue.admin.promote_all()
         await queue.admin.drain()
         await queue.admin.clean("failed", 0)
+        scheduler = JobScheduler(queue)
+        await scheduler.upsert("daily", Every(3600, offset=1), JobSpec("sweep"))
+        await scheduler.remove("daily")
         await queue.add_bulk([JobSpec("a"), JobSpec("b"), JobSpec("a")])
         with pytest.raises(QueueFull):
             await queue.add("c")
     spans = {span.name: span for span in backend.spans.get_finished_spans()}
     assert list(spans) == [
         "add {q}.later", "changeDelay {q}", "promote {q}", "changePriority {q}", "remove {q}", "pause {q}", "resume {q}",
-        "retryJobs {q}", "promoteJobs {q}", "drain {q}", "clean {q}", "addBulk {q}", "add {q}.c",
+        "retryJobs {q}", "promoteJobs {q}", "drain {q}", "clean {q}",
+        "upsertJobScheduler {q}", "removeJobScheduler {q}", "addBulk {q}", "add {q}.c",
     ]  # fmt: skip
     producers = [name for name, span in spans.items() if span.kind is trace.SpanKind.PRODUCER]
-    assert producers == ["add {q}.later", "retryJobs {q}", "addBulk {q}", "add {q}.c"]
+    assert producers == ["add {q}.later", "retryJobs {q}", "upsertJobScheduler {q}", "addBulk {q}", "add {q}.c"]
     assert about(spans["promote {q}"])["bullmq.job.id"] == later.id
     assert about(spans["promote {q}"])["bullmq.job.name"] == "later"
+    assert about(spans["upsertJobScheduler {q}"])["bullmq.job.scheduler.id"] == "daily"
+    assert about(spans["upsertJobScheduler {q}"])["bullmq.job.name"] == "sweep"
     assert about(spans["addBulk {q}"])["bullmq.job.bulk.count"] == 3
     assert about(spans["addBulk {q}"])["bullmq.job.bulk.names"] == ("a", "b")
     assert spans["add {q}.c"].status.status_code is ERROR
@@ -276,6 +284,31 @@ async def test_without_telemetry_a_job_carries_nothing(url: str, server: Server)
         job = await queue.add("nothing")
         with server.client() as client:
             assert client.hget(f"emq:{{q}}:{job.id}", "opts") == b'{"attempts":0}'
+
+
+async def test_what_omits_its_context_begins_a_trace_of_its_own(url: str, server: Server, backend: Backend) -> None:
+    async with EchoMQ(url, telemetry=backend.telemetry) as app:
+
+        @app.task(queue="q", omit_context=True)
+        async def alone() -> None: ...
+
+        queue = app.queue("q")
+        first = await queue.add("alone", omit_context=True)
+        second, third = await queue.add_bulk([JobSpec("alone", omit_context=True), JobSpec("alone")])
+        fourth = await alone.enqueue()
+        fifth = await alone.options(omit_context=None).enqueue()
+        with server.client() as client:
+            opts = [json.loads(client.hget(f"emq:{{q}}:{job.id}", "opts") or "") for job in (first, second, fourth)]
+            assert opts == [{"attempts": 0, "omc": True}] * 3
+        await app.worker("q").run_until_drained()
+    parents = {about(span)["bullmq.job.id"]: parent_of(span) for span in backend.named("process {q}")}
+    assert [parents[job.id] is None for job in (first, second, third, fourth, fifth)] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 async def test_without_a_backend_nothing_is_carried_and_all_works(url: str, server: Server) -> None:

@@ -393,6 +393,8 @@ def encode_spec(spec: JobSpec) -> NewJob:
             opts = b'%b,"expireAt":%d}' % (opts[:-1], moment_ms(spec.at) + expire_in)
     if spec.keep_logs is not None:
         opts = b'%b,"kl":%d}' % (opts[:-1], spec.keep_logs)
+    if spec.omit_context:
+        opts = b'%b,"omc":true}' % opts[:-1]
     more: bytes | str = _LIFO if spec.lifo else ""
     de = _deduplication(spec, data)
     if de is not None:
@@ -613,7 +615,7 @@ def _keep_from_opts(value: Any) -> Keep | None:
 
 _NAMED_OPTIONS: Final = frozenset(
     "attempts backoff delay priority lifo removeOnComplete removeOnFail stackTraceLimit kl jobId timestamp expireIn "
-    "expireAt".split()
+    "expireAt omc".split()
 )
 
 
@@ -652,6 +654,7 @@ def public_options(options: RunOptions) -> JobOptions:
         keep_logs=options.keep_logs,
         deduplication=deduplication,
         expire_in=None if expire_in is None else max(expire_in, 0.0) / 1000,
+        omit_context=bool(raw.get("omc")),
         others={
             name: value
             for name, value in raw.items()
