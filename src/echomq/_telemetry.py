@@ -123,10 +123,10 @@ class Guard:
         for telemetry in self._telemetries:
             self.call(telemetry.counted, queue, counts)
 
-    def call(self, function: Callable[..., T], *args: Any) -> T | None:
+    def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
         """What it returns; None if it raises, which is said once."""
         try:
-            return function(*args)
+            return function(*args, **kwargs)
         except KeyboardInterrupt:
             raise
         except BaseException:  # a job's outcome must not depend on it
@@ -226,8 +226,8 @@ def traced(
             guard = home.telemetry
             if guard is None:
                 return await verb(self, *args, **kwargs)
-            attributes = {} if about is None else about(self, *args, **kwargs)
-            with guard.span(operation, home.keys.protocol_name, kind, attributes):
+            attributes = None if about is None else guard.call(about, self, *args, **kwargs)
+            with guard.span(operation, home.keys.protocol_name, kind, attributes or {}):
                 return await verb(self, *args, **kwargs)
 
         return call

@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from echomq._log import logger
-from echomq._store.gauges import Gauges, gauges, queue_names, workers_of
+from echomq._store.gauges import Gauges, gauges, workers_of
 from echomq._store.home import Home
 from echomq._store.keys import QueueKeys
 from echomq._telemetry import Attributes, RunEnd, Span, SpanKind
@@ -202,11 +202,7 @@ class QueueCollector(Collector):
 
     async def _all_there_are(self) -> list[tuple[Connection | None, QueueKeys]]:
         assert self._connection is not None
-        anywhere = Home(self._connection, QueueKeys.of("-", prefix=self._prefix, hash_tag=self._hash_tag))
-        try:
-            names = await queue_names(anywhere.line)
-        finally:
-            await anywhere.close()
+        names = await Queue.names(self._connection, prefix=self._prefix, hash_tag=self._hash_tag)
         self._left_out = max(len(names) - self._most, 0)
         self._looked_at = time.monotonic()
         some = names[: self._most]

@@ -30,6 +30,8 @@ __all__ = [
 ]
 
 _NAME: Final = "echomq"
+_MOST_NAMES: Final = 1_000
+_OTHERS: Final = "(others)"
 _COUNTERS: Final[Mapping[RunEnd, str]] = {
     "completed": "Runs after which a job has completed",
     "failed": "Runs after which a job has failed for good",
@@ -81,6 +83,7 @@ class OpenTelemetry:
             "internal": trace.SpanKind.INTERNAL,
         }
         self._results = results
+        self._names: set[str] = set()
         self._tracer = trace.get_tracer(_NAME, own, tracer_provider)
         meter = metrics.get_meter(_NAME, own, meter_provider)
         self._counters = {
@@ -101,9 +104,17 @@ class OpenTelemetry:
 
     def run_ended(self, queue: str, job_name: str, end: RunEnd, seconds: float) -> None:
         """See ``Telemetry``."""
-        attributes = {QUEUE: queue, JOB_NAME: job_name}
+        attributes = {QUEUE: queue, JOB_NAME: self._bounded(job_name)}
         self._counters[end].add(1, attributes)
         self._durations.record(seconds * 1000, attributes)
+
+    def _bounded(self, job_name: str) -> str:
+        """Meters keep something for each name for ever, and other programs may name jobs as they like."""
+        if job_name not in self._names:
+            if len(self._names) >= _MOST_NAMES:
+                return _OTHERS
+            self._names.add(job_name)
+        return job_name
 
     def counted(self, queue: str, counts: Mapping[str, int]) -> None:
         """See ``Telemetry``."""
@@ -133,9 +144,9 @@ class _OtelSpan:
                 self._span.set_attribute(name, str(value)[:_MOST_OF_A_RESULT])
 
     def error(self, reason: str, error: BaseException | None) -> None:
+        self._span.set_status(self._telemetry._trace.Status(self._telemetry._trace.StatusCode.ERROR, reason))
         if error is not None:
             self._span.record_exception(error)
-        self._span.set_status(self._telemetry._trace.Status(self._telemetry._trace.StatusCode.ERROR, reason))
 
     def end(self) -> None:
         self._telemetry._context.detach(self._token)

@@ -279,6 +279,14 @@ async def test_a_context_that_cannot_be_read_is_none(
     assert about(span)["bullmq.job.state"] == "completed"
 
 
+def test_names_of_jobs_are_bounded_in_meters(backend: Backend) -> None:
+    for number in range(1_100):
+        backend.telemetry.run_ended("{q}", f"job {number}", "completed", 0.1)
+    counts = backend.counts()
+    assert len([which for name, which in counts if name == "bullmq.jobs.completed"]) == 1_001
+    assert counts["bullmq.jobs.completed", "(others)"] == 100
+
+
 async def test_without_telemetry_a_job_carries_nothing(url: str, server: Server) -> None:
     async with Queue("q", connection=url) as queue:
         job = await queue.add("nothing")

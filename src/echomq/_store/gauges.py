@@ -1,4 +1,4 @@
-"""What a queue's gauges show, read in one call; which queues there are; whose workers are connected."""
+"""What a queue's gauges show, read in one call; how many workers of each queue are connected."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ import msgspec
 from echomq._store.keys import QueueKeys
 from echomq._store.line import Line
 
-_MOST_STEPS: Final = 5_000
-_GLOB: Final = re.compile(r"([\[\]*?\\])")
-_NOT_IN_A_NAME: Final = re.compile(r"[:{}\ufffd]")
 _NAME: Final = re.compile(rb"(?:^| )name=(\S+)", re.MULTILINE)
 
 
@@ -71,21 +68,3 @@ async def workers_of(line: Line, queues: Sequence[QueueKeys]) -> list[int]:
         found[plain] = found.get(plain, 0) + 1
     names = (keys.client_name() for keys in queues)
     return [0 if name is None else found.get(name.encode(), 0) for name in names]
-
-
-async def queue_names(line: Line) -> list[str]:
-    """The names of all queues that have the prefix of this one, in order. A step looks at about 1,000 keys of the server."""
-    keys = line.keys
-    start, end = (f"{keys.prefix}:{{", "}:meta") if keys.hash_tag else (f"{keys.prefix}:", ":meta")
-    pattern = _GLOB.sub(r"\\\1", start) + "*" + end
-    found: set[str] = set()
-    cursor = b"0"
-    for _ in range(_MOST_STEPS):
-        reply = await line.ask("SCAN", cursor, "MATCH", pattern, "COUNT", "1000")
-        assert isinstance(reply, list)
-        cursor = reply[0]  # type: ignore[assignment]
-        names = (key.decode("utf-8", "replace")[len(start) : -len(end)] for key in reply[1])  # type: ignore[union-attr]
-        found.update(name for name in names if name and not _NOT_IN_A_NAME.search(name))
-        if cursor == b"0":
-            break
-    return sorted(found)

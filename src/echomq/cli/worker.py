@@ -164,7 +164,7 @@ def worker(
     )
     if found.connection.where == _OWN_SERVER:
         _has_its_own_server(target, processes)
-    announce = _Announcer(ready_file, as_json)
+    announce = _Announcer(ready_file, as_json, log_format)
     code = _Group(processes, announce).run() if processes > 1 else run_in_loop(_work(workers, announce))
     announce.stopped(code)
     raise typer.Exit(code)
@@ -310,9 +310,10 @@ def _refuse_to_worker(target: str, option: str, remedy: str) -> NoReturn:
 class _Announcer:
     """Says when all is ready, stops and has stopped: to people, programs, and whoever watches a file."""
 
-    def __init__(self, ready_file: Path | None, as_json: bool) -> None:
+    def __init__(self, ready_file: Path | None, as_json: bool, log_format: LogFormat) -> None:
         self._ready_file = ready_file
         self._as_json = as_json
+        self._log_format = log_format
 
     def ready(self, names: Sequence[str]) -> None:
         self.healthy(True)
@@ -321,7 +322,7 @@ class _Announcer:
         elif self._as_json:
             print(json.dumps({"event": "ready", "workers": list(names), "pid": os.getpid()}), flush=True)  # noqa: T201
         else:
-            print(f"ready: {', '.join(names)}", file=sys.stderr, flush=True)  # noqa: T201
+            self._say(f"ready: {', '.join(names)}")
 
     def healthy(self, is_healthy: bool) -> None:
         """Lets the file come and go. Called in any thread."""
@@ -332,17 +333,21 @@ class _Announcer:
 
     def stopping(self) -> None:
         if _CHILD not in os.environ:
-            print(  # noqa: T201
-                "stopping: running jobs may finish; a second signal (or Ctrl-C) gives them back at once",
-                file=sys.stderr,
-                flush=True,
-            )
+            self._say("stopping: running jobs may finish; a second signal (or Ctrl-C) gives them back at once")
 
     def stopped(self, code: int) -> None:
         if self._ready_file is not None:
             self._ready_file.unlink(missing_ok=True)
         if self._as_json and _CHILD not in os.environ:
             print(json.dumps({"event": "stopped", "code": code, "pid": os.getpid()}), flush=True)  # noqa: T201
+
+    def _say(self, text: str) -> None:
+        """Among the lines of the log, in one write, since threads of handlers log meanwhile."""
+        if self._log_format is LogFormat.json:
+            logging.getLogger("echomq").info("%s", text)
+        else:
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
 
 
 def _tell_parent(news: list[str] | bool) -> None:
