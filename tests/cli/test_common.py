@@ -16,11 +16,11 @@ from tests.support.server import Server
 
 
 async def test_no_server_is_one_line_and_the_timeout_says_how_long_to_try() -> None:
-    shown = await echomq("queue", "resume", "x", "--timeout", "0.3", url="redis://127.0.0.1:1")
+    shown = await echomq("queue", "list", "--timeout", "0.3", url="redis://127.0.0.1:1")
     assert shown.code in (1, 4)
     assert shown.out == ""
     [line] = shown.err.splitlines()
-    assert line.startswith("echomq queue resume: ")
+    assert line.startswith("echomq queue list: ")
 
 
 async def test_a_server_that_does_not_answer_is_given_up_in_time(make_server: Callable[..., Server]) -> None:
@@ -69,7 +69,7 @@ async def test_prefix_hash_tag_and_url(server: Server) -> None:
 @pytest.mark.parametrize("more", [[], ["--json"]])
 async def test_a_reader_that_goes_away_is_no_error(url: str, more: list[str]) -> None:
     process = subprocess.Popen(
-        [*PROGRAM, "queue", "pause", "x", *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(url)
+        [*PROGRAM, "queue", "list", *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(url)
     )
     assert process.stdout is not None
     assert process.stderr is not None
@@ -89,7 +89,7 @@ def test_the_list_of_commands_says_what_each_says_of_itself() -> None:
         assert line == text, name
 
 
-@pytest.mark.parametrize("words", [["--help"], ["queue", "--help"], ["job", "add", "--help"]])
+@pytest.mark.parametrize("words", [["--help"], ["queue", "--help"], ["job", "add", "--help"], ["top", "--help"]])
 def test_help_loads_little(words: list[str]) -> None:
     program = (
         "import sys; from echomq.cli import main\n"

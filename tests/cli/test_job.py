@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from echomq import Job, Queue, Unrecoverable, Worker
+from echomq import Job, JobSpec, Queue, Unrecoverable, Worker
 from tests.support.command import Terminal, echomq
 from tests.support.server import Server
 
@@ -94,12 +94,28 @@ async def test_show_of_a_job_that_somebody_broke(server: Server) -> None:
 
 
 async def test_a_job_that_is_not_there(url: str) -> None:
-    for verb in ("show", "retry", "promote", "remove", "wait"):
+    for verb in ("show", "retry", "promote", "remove", "logs", "wait"):
         words = ["--yes"] if verb == "remove" else []
         shown = await echomq("job", verb, "orders", "99", *words, url=url)
         assert (shown.code, shown.out) == (3, ""), verb
         assert shown.err.startswith(f"echomq job {verb}: there is no job '99' in queue 'orders' at ")
         assert len(shown.err.splitlines()) == 1
+
+
+async def test_list_page_by_page(url: str) -> None:
+    async with Queue("orders", connection=url) as queue:
+        await queue.add_bulk(JobSpec("pack", {"order": number}) for number in range(5))
+        first = (await echomq("job", "list", "orders", "waiting", "--limit", "3", "--json", url=url)).json
+        assert [job["data"]["order"] for job in first["jobs"]] == [0, 1, 2]
+        words = ["job", "list", "orders", "waiting", "--limit", "3", "--cursor", first["cursor"]]
+        rest = (await echomq(*words, "--json", url=url)).json
+        assert ([job["data"]["order"] for job in rest["jobs"]], rest["cursor"]) == ([3, 4], None)
+        text = await echomq("job", "list", "orders", "waiting", "--limit", "2", "--newest-first", url=url)
+        assert [line.split()[0] for line in text.out.splitlines()] == ["ID", "5", "4"]
+        assert text.err.startswith("more: --cursor ")
+        wrong = await echomq("job", "list", "orders", "done", url=url)
+    assert wrong.code == 2
+    assert "state 'done': must be one of" in wrong.err
 
 
 async def test_retry_promote_and_remove(url: str) -> None:
@@ -124,6 +140,17 @@ async def test_retry_promote_and_remove(url: str) -> None:
             await terminal.says("1: removed")
             assert await terminal.end() == 0
         assert await failed.refresh() is None
+
+
+async def test_logs(url: str) -> None:
+    async with Queue("orders", connection=url) as queue:
+        job = await queue.add("pack")
+        for line in ("one", "two\x1b[31m", "three"):
+            await job.log(line)
+        shown = (await echomq("job", "logs", "orders", job.id, "--json", url=url)).json
+        assert shown == {"queue": "orders", "id": "1", "lines": ["one", "two\x1b[31m", "three"], "count": 3}
+        last = await echomq("job", "logs", "orders", job.id, "--last", "2", url=url)
+        assert last.out == "two\\x1b[31m\nthree\n"
 
 
 async def test_wait(url: str) -> None:

@@ -22,6 +22,50 @@ async def run(queue: Queue, *specs: JobSpec) -> list[Job[Any]]:
     return jobs
 
 
+async def test_list(url: str) -> None:
+    async with Queue("orders", connection=url) as orders, Queue("mails", connection=url) as mails:
+        await orders.add("x")
+        await orders.add("y", delay=60)
+        await mails.add("z", priority=1)
+        await mails.pause()
+        shown = (await echomq("queue", "list", "--json", url=url)).json
+        assert [one["queue"] for one in shown["queues"]] == ["mails", "orders"]
+        assert [one["paused"] for one in shown["queues"]] == [True, False]
+        assert shown["queues"][1]["counts"] == await orders.counts()
+        shown = (await echomq("queue", "list", "o*", "--json", url=url)).json
+        assert [one["queue"] for one in shown["queues"]] == ["orders"]
+        text = await echomq("queue", "list", url=url)
+    lines = [line.split() for line in text.out.splitlines()]
+    assert lines[0] == ["QUEUE", "WAITING", "PRIORITY", "DELAYED", "ACTIVE", "CHILDREN", "COMPLETED", "FAILED"]
+    assert lines[1:] == [["mails", *"0100000", "paused"], ["orders", *"1010000"]]
+
+
+async def test_show(url: str) -> None:
+    async with Queue("orders", connection=url) as queue:
+        await queue.set_concurrency(5)
+        await queue.set_rate_limit(100, 60)
+        await queue.rate_limit(50)
+        await queue.pause()
+        job = await queue.add("pack", {"order": 1})
+        shown = (await echomq("queue", "show", "orders", "--json", url=url)).json
+        text = await echomq("queue", "show", "orders", url=url)
+    assert (shown["queue"], shown["paused"], shown["concurrency"]) == ("orders", True, 5)
+    assert shown["rate_limit"] == {"max": 100, "duration": 60.0}
+    assert 0 < shown["rate_limited_for"] <= 50
+    assert (shown["next"]["id"], shown["next"]["name"]) == (job.id, "pack")
+    assert (shown["counts"]["waiting"], shown["dead_letters"], shown["workers"]) == (1, 0, [])
+    for words in ("next to run", "pack", "at most 5 at once", "at most 100 starts in 1 min", "paused: workers fetch"):
+        assert words in text.out
+
+
+async def test_a_queue_that_is_not_there(url: str) -> None:
+    shown = await echomq("queue", "show", "typo", url=url)
+    assert (shown.code, shown.out) == (3, "")
+    assert shown.err.startswith("echomq queue show: there is no queue 'typo' at ")
+    assert len(shown.err.splitlines()) == 1
+    assert (await echomq("queue", "obliterate", "typo", "--yes", url=url)).code == 3
+
+
 async def test_pause_and_resume(url: str) -> None:
     async with Queue("orders", connection=url) as queue:
         assert (await echomq("queue", "pause", "orders", "--json", url=url)).json == {"queue": "orders", "paused": True}
@@ -90,7 +134,7 @@ async def test_obliterate(url: str) -> None:
             terminal.type("orders\n")
             await terminal.says("orders: obliterated, with 3 jobs")
             assert await terminal.end() == 0
-        assert sum((await queue.counts()).values()) == 0
+        assert (await echomq("queue", "list", "--json", url=url)).json == {"queues": []}
 
 
 async def test_ctrl_c_while_it_asks_changes_nothing(url: str) -> None:

@@ -10,6 +10,8 @@ _COMMANDS: Final = {
     "worker": ("echomq.cli.worker", "worker", "Take jobs and run them, until SIGTERM or SIGINT (Ctrl-C)."),
     "queue": ("echomq.cli.queue", "app", "Look at queues; pause, drain, clean, retry, promote, obliterate."),
     "job": ("echomq.cli.job", "app", "Look at jobs; add, retry, promote, remove, wait for one."),
+    "workers": ("echomq.cli.workers", "workers", "List the workers, and what they run."),
+    "top": ("echomq.cli.top", "top", "Show queues and workers, live, on the whole terminal."),
     "metrics": ("echomq.cli.metrics", "metrics", "Serve queues to Prometheus, until SIGTERM or SIGINT (Ctrl-C)."),
     "demo": ("echomq.cli.demo", "demo", "Enrol learners while workers are killed, and audit the outcome."),
     "bench": ("echomq.cli.bench", "bench", "Measure adding, draining and latency with jobs that do nothing."),

@@ -15,7 +15,6 @@ from collections.abc import Callable, Coroutine, Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Concatenate, Final, NoReturn, ParamSpec, get_type_hints
 
-import msgspec
 import typer
 
 from echomq import (
@@ -177,9 +176,11 @@ def _run(path: str, work: Callable[[], Coroutine[Any, Any, None]]) -> int:
 
 
 def _connection(url: str | None, timeout: float | None, patience: float) -> Connection:
+    """A server that is away is tried for as long as ``--timeout`` says; one that is silent is given up as soon."""
     if timeout is None:
         return Connection(url, wait=patience)
-    return Connection(url, wait=min(timeout, patience) if patience == 0 else timeout, call_timeout=max(timeout, 0.001))
+    limit = max(timeout, 0.001)
+    return Connection(url, wait=timeout if patience else 0, call_timeout=limit, connect_timeout=limit)
 
 
 async def _in_time(
@@ -254,6 +255,10 @@ class Shell:
         self._queues.append(queue)
         return queue
 
+    async def names(self) -> list[str]:
+        """The names of the queues of this server, sorted."""
+        return await Queue.names(self.connection, prefix=self.prefix, hash_tag=self.hash_tag)
+
     async def job(self, queue: str, job_id: str) -> Job[Any]:
         """A job of this server.
 
@@ -285,7 +290,7 @@ class Shell:
 
     def print_json(self, record: object) -> None:
         """Prints it as one line of JSON, and at once."""
-        typer.echo(msgspec.json.encode(record, order=None))
+        typer.echo(_text.to_json(record))
 
     def note(self, text: str) -> None:
         """Tells people something beside the answer."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
+
+import msgspec
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _STEPS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
@@ -23,6 +26,14 @@ def one_line(text: str, most: int = 80) -> str:
     line = next((line for line in text.splitlines() if line.strip()), "").strip()
     line = harmless(line.replace("\t", " "))
     return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def to_json(value: object) -> str:
+    """Compact JSON. Whole numbers keep every digit; what has no UTF-8 form is escaped."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value), separators=(",", ":"))
 
 
 def jobs(number: int) -> str:

@@ -37,6 +37,52 @@ async def show(shell: Shell, queue: QueueName, job_id: JobId) -> None:
     shell.answer(record(job), _lines(job))
 
 
+@command(app, "list")
+async def list_(
+    shell: Shell,
+    queue: QueueName,
+    state: Annotated[
+        str,
+        typer.Argument(
+            metavar="STATE",
+            help="waiting, prioritized, delayed, active, waiting_children, completed or failed.",
+        ),
+    ],
+    limit: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="So many at most.")] = 20,
+    cursor: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Go on where an earlier list ended.", show_default=False)
+    ] = None,
+    newest_first: Annotated[
+        bool, typer.Option("--newest-first", help="The one that came or ended last comes first.")
+    ] = False,
+) -> None:
+    """List the jobs of a state, a page at a time.
+
+    The one that runs next, is due next or ended first comes first.
+    """
+    page = await shell.queue(queue).page(state, cursor=cursor, limit=limit, newest_first=newest_first)  # type: ignore[arg-type]
+    rows = [_row(job) for job in page.jobs]
+    shell.answer(
+        {"queue": queue, "state": state, "jobs": [record(job) for job in page.jobs], "cursor": page.cursor},
+        _text.table(["ID", "NAME", "MADE", "STARTED", "ENDED", "RUNS", ""], rows),
+    )
+    if page.cursor is not None:
+        shell.note(f"more: --cursor {page.cursor}")
+
+
+def _row(job: Job[Any]) -> list[str]:
+    moments = (job.timestamp, job.processed_on, job.finished_on)
+    ages = ["" if moment is None else _text.age(moment) for moment in moments]
+    why = job.failed_reason if job.state in ("failed", "delayed", "waiting", "prioritized") else None
+    return [
+        _text.one_line(job.id, 40),
+        _text.one_line(job.name, 40),
+        *ages,
+        str(job.attempts_started),
+        "" if why is None else _text.one_line(why, 60),
+    ]
+
+
 @command(app)
 async def add(
     shell: Shell,
@@ -151,6 +197,26 @@ async def remove(
     await shell.agree(f"Remove job {named} from {queue}?", yes)
     await job.remove(children=not keep_children)
     shell.answer({"queue": queue, "id": job.id, "removed": True}, f"{_text.harmless(job.id)}: removed")
+
+
+@command(app)
+async def logs(
+    shell: Shell,
+    queue: QueueName,
+    job_id: JobId,
+    last: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Only the last so many.", show_default=False)
+    ] = None,
+) -> None:
+    """Print the lines that a job's handler has logged."""
+    job = await shell.job(queue, job_id)
+    if last is None:
+        found = await job.logs()
+        lines = list(found.lines)
+    else:
+        found = await job.logs(0, last - 1, newest_first=True)
+        lines = list(found.lines)[::-1]
+    shell.answer({"queue": queue, "id": job.id, "lines": lines, "count": found.count}, map(_text.harmless, lines))
 
 
 @command(app, is_timed=False)
@@ -291,7 +357,7 @@ def _took(job: Job[Any]) -> str | None:
 
 
 def _json(value: Any) -> str:
-    short = msgspec.json.encode(value).decode()
+    short = _text.to_json(value)
     return _text.harmless(short if len(short) <= 90 else msgspec.json.format(short, indent=2))
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+import fnmatch
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final
 
 import typer
 
-from echomq import JobState
+from echomq import Job, JobNotFound, JobState, Queue
 from echomq.cli import _text
 from echomq.cli._shell import QueueName, Shell, Yes, command, seconds_option
 
@@ -16,6 +20,121 @@ app: typer.Typer = typer.Typer(
     rich_markup_mode=None,
     help="Look at queues; pause, drain, clean, retry, promote, obliterate.",
 )
+
+_AT_ONCE: Final = 50
+"""Queues that are asked at the same time."""
+_COLUMNS: Final[dict[str, JobState]] = {
+    "WAITING": "waiting",
+    "PRIORITY": "prioritized",
+    "DELAYED": "delayed",
+    "ACTIVE": "active",
+    "CHILDREN": "waiting_children",
+    "COMPLETED": "completed",
+    "FAILED": "failed",
+}
+
+
+@command(app, "list")
+async def list_(
+    shell: Shell,
+    pattern: Annotated[str, typer.Argument(help="Only queues with such names: 'orders-*'.")] = "*",
+) -> None:
+    """List the queues, with how many jobs are in each state."""
+    names = await shell.names()
+    limit = asyncio.Semaphore(_AT_ONCE)
+
+    async def look(name: str) -> dict[str, Any]:
+        async with limit:
+            queue = shell.queue(name)
+            counts, paused = await asyncio.gather(queue.counts(), queue.is_paused())
+            return {"queue": name, "paused": paused, "counts": counts}
+
+    found = await asyncio.gather(*(look(name) for name in names if fnmatch.fnmatchcase(name, pattern)))
+    rows = [
+        [_text.harmless(one["queue"]), *_numbers(one["counts"]), "paused" if one["paused"] else ""] for one in found
+    ]
+    right = range(1, len(_COLUMNS) + 1)
+    shell.answer({"queues": found}, _text.table(["QUEUE", *_COLUMNS, ""], rows, right=right))
+
+
+def _numbers(counts: Mapping[JobState, int]) -> list[str]:
+    return [f"{counts[state]:,}" for state in _COLUMNS.values()]
+
+
+@command(app)
+async def show(shell: Shell, queue: QueueName) -> None:
+    """Show one queue: its jobs, limits and workers.
+
+    Exit code 3: it is not there.
+    """
+    here = shell.queue(queue)
+    counts, paused, dead, workers = await asyncio.gather(
+        here.counts(), here.is_paused(), here.dead_letter.counts("waiting"), here.workers()
+    )
+    concurrency, limiter, limited_for = await asyncio.gather(here.concurrency(), here.limiter(), here.rate_limit_ttl())
+    await _must_exist(shell, here, counts)
+    first = await next_to_run(here)
+    record = {
+        "queue": queue,
+        "paused": paused,
+        "counts": counts,
+        "concurrency": concurrency,
+        "rate_limit": limiter,
+        "rate_limited_for": limited_for,
+        "next": None if first is None else {"id": first.id, "name": first.name, "ready_since": ready_since(first)},
+        "dead_letters": dead["waiting"],
+        "workers": workers,
+    }
+    limits = [
+        "paused: workers fetch nothing" if paused else "",
+        f"at most {concurrency} at once" if concurrency is not None else "",
+        f"at most {limiter.max:,} starts in {_text.duration(_seconds(limiter.duration))}" if limiter else "",
+        f"rate limit reached: nothing starts for {_text.duration(limited_for)}" if limited_for else "",
+    ]
+    lines = [f"{'queue':<17} {_text.harmless(queue)} at {shell.connection.where}, prefix {shell.prefix}"]
+    lines += [f"{state:<17} {number:>12,}" for state, number in counts.items()]
+    lines += [f"{'dead letters':<17} {dead['waiting']:>12,}"]
+    if first is not None:
+        since = ready_since(first)
+        waits = "" if since is None else f", ready {_text.age(since)}"
+        lines += [f"{'next to run':<17} {_text.one_line(first.id)} {_text.one_line(first.name)}{waits}"]
+    lines += [f"{'limits':<17} {'; '.join(filter(None, limits)) or 'none'}"]
+    lines += [f"{'workers':<17} {len(workers) or 'none has been seen'}"]
+    shell.answer(record, lines)
+
+
+def _seconds(duration: float | timedelta) -> float:
+    return duration.total_seconds() if isinstance(duration, timedelta) else duration
+
+
+async def _must_exist(shell: Shell, queue: Queue, counts: Mapping[JobState, int]) -> None:
+    """Distinguishes an empty queue from a slip of the finger."""
+    if any(counts.values()):
+        return
+    names = await shell.names()
+    if queue.name not in names:
+        raise JobNotFound(
+            f"there is no queue {queue.name!r} at {shell.connection.where} (prefix {shell.prefix!r}); echomq queue list "
+            "shows those that are there"
+        )
+
+
+async def next_to_run(queue: Queue) -> Job[Any] | None:
+    """The job that waits at the head of the line, or else the first of those with a priority."""
+    states: Sequence[JobState] = ("waiting", "prioritized")
+    for state in states:
+        page = await queue.page(state, limit=1)
+        if page.jobs:
+            return page.jobs[0]
+    return None
+
+
+def ready_since(job: Job[Any]) -> datetime | None:
+    """Since when a job that waits could run, as far as its record tells: made and its delay over, or back from its last run."""
+    moments = [moment for moment in (job.processed_on, job.finished_on) if moment is not None]
+    if job.timestamp is not None:
+        moments.append(job.timestamp + timedelta(seconds=job.opts.delay))
+    return min(max(moments), datetime.now(UTC)) if moments else None
 
 
 @command(app)
@@ -95,6 +214,7 @@ async def obliterate(
     """
     here = shell.queue(queue)
     counts = await here.counts()
+    await _must_exist(shell, here, counts)
     await shell.agree(f"Remove {queue} and its {_text.jobs(sum(counts.values()))}?", yes, expect=queue)
     with shell.progress(f"{queue}: removed") as done:
         removed = await here.admin.obliterate(force=force, on_progress=done)
