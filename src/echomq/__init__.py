@@ -30,6 +30,8 @@ from echomq.errors import (
     Unrecoverable,
     UnsupportedServer,
 )
+from echomq.event_types import Event
+from echomq.events import QueueEvents
 from echomq.job import Job
 from echomq.models import (
     CurrentJob,
@@ -71,6 +73,7 @@ __all__ = [
     "EchoMQ",
     "EchoMQError",
     "EncodingError",
+    "Event",
     "Every",
     "FailureKind",
     "Healed",
@@ -95,6 +98,7 @@ __all__ = [
     "Parent",
     "PlainTask",
     "Queue",
+    "QueueEvents",
     "QueueFull",
     "RateLimited",
     "ResultTimeout",

@@ -21,8 +21,8 @@ from echomq._store.codec import (
     to_moment,
 )
 from echomq._store.codes import ADDED, DEDUPLICATED, DUPLICATE
-from echomq._store.events import Ending, result_of
 from echomq._store.home import Home
+from echomq._store.results import Ending, result_of
 from echomq._telemetry import JOB_ID, JOB_NAME, Attributes, traced
 from echomq.errors import (
     BrokenKey,

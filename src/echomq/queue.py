@@ -18,6 +18,7 @@ from echomq._store.line import MOST_BYTES, MOST_JOBS, Added, size_of
 from echomq._telemetry import JOB_ID, JOB_NAME, Attributes, Guard, Spans, TelemetryOption, traced
 from echomq.connection import Connection
 from echomq.errors import BulkAddError, ConnectionLost, EchoMQError, EncodingError, InvalidOption, QueueFull
+from echomq.event_types import RESERVED
 from echomq.job import Job
 from echomq.models import JOB_STATES, JobState, MetricsSeries, WorkerInfo
 from echomq.options import (
@@ -49,13 +50,6 @@ _MOST_PRIORITIES: Final = 1_000
 _NOT_RUN: Final[tuple[JobState, ...]] = ("waiting", "prioritized", "delayed", "waiting_children")
 _NOTHING_BESIDE: Final = (None, None, None, 0, False, 0, None, None, None, None, None, None, None, None, None, False)
 """What ``Queue.add`` has of the options that stand in a ``JobSpec``, if none was given."""
-
-_OWN_EVENTS: Final = frozenset(
-    "added waiting delayed waiting-children active progress completed failed retries-exhausted stalled removed duplicated "
-    "deduplicated debounced cleaned paused resumed drained expired skipped error".split()
-)
-"""Events that mean something to whoever listens, so that nobody may write them by hand: a ``completed`` whose result is no
-JSON stops a Node listener (protocol 9), and an ``error`` that nobody handles ends a Node process."""
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -556,7 +550,7 @@ class Queue:
         """
         if not isinstance(name, str) or not name:
             raise InvalidOption(f"event {shown(name)}: its name must be a text that is not empty")
-        if name in _OWN_EVENTS:
+        if name in RESERVED:
             raise InvalidOption(f"event {shown(name)}: the queue itself writes events of this name; choose another")
         if "event" in fields:
             raise InvalidOption(

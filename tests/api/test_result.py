@@ -218,7 +218,7 @@ async def test_the_read_ends_when_nobody_waits(queue: Queue, server: Server) -> 
     waiting = await waiting_for(job)
     async with worker(server.url):
         assert await waiting == 1
-    assert not [task for task in asyncio.all_tasks() if task.get_name() == "echomq results"]
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "echomq events"]
 
 
 async def test_thousands_may_wait(queue: Queue, url: str) -> None:

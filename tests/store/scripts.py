@@ -234,7 +234,7 @@ class Queue:
         return list(self.run("getCounts-8", *states))
 
     def is_finished(self, *job_ids: str) -> list[Any]:
-        return list(text(self.run("isFinished-2", *job_ids)))
+        return list(text(self.run("isFinished-2", *job_ids)))[:-1]
 
     # -- looks
 

@@ -331,8 +331,8 @@ STEPS: dict[str, Step] = {
 REPLAYS = ("moveToActive, again", "moveToFinished, again")
 """They pass over a job whose keys are broken, as over any that is theirs no more."""
 
-OTHERS = {"claimEffect", "finishEffect", "releaseEffect"}
-"""They know one key, which is no queue's."""
+OTHERS = {"claimEffect", "finishEffect", "releaseEffect", "takeEvents", "keepEvents", "leaveEvents"}
+"""They know one key, which is no queue's, or the event log alone: ``tests/api/test_event_groups.py``."""
 
 READS = {
     "getSchedulers", "getState", "getJob", "getCounts", "getGauges", "isFinished", "getPage", "getRateLimitTtl",

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from echomq._store import events
+from echomq._store import streams
 from echomq._store.codec import encode_spec
-from echomq._store.events import Ending, Results, result_of
 from echomq._store.keys import QueueKeys
 from echomq._store.line import Line
+from echomq._store.results import Ending, Results, result_of
 from echomq.connection import Connection
 from echomq.options import JobSpec
 from tests.support.proxy import Proxy, needle
@@ -48,9 +48,9 @@ def _checked(line: Line) -> int:
     if results is None:
         return 0
     return sum(
-        waiter.checked
-        for stream in results._streams.values()
-        for waiters in stream.waiters.values()
+        waiter.checked is not None
+        for queue in results._queues.values()
+        for waiters in queue.waiters.values()
         for waiter in waiters
     )
 
@@ -74,6 +74,14 @@ async def test_an_event_without_a_result_leads_to_the_job(server: Server, line: 
     [task] = await waiting(line)
     complete(server, "1", "17", event=False)
     server.cli("XADD", EVENTS, "*", "event", "completed", "jobId", "1")
+    assert await task == Ending("completed", b"17")
+
+
+async def test_an_event_whose_result_was_too_large_leads_to_the_job(server: Server, line: Line) -> None:
+    [task] = await waiting(line)
+    complete(server, "1", "17", event=False)
+    fields = ("jobId", "1", "returnvalue", "null", "prev", "active", "resultBytes", "70000")
+    server.cli("XADD", EVENTS, "*", "event", "completed", *fields)
     assert await task == Ending("completed", b"17")
 
 
@@ -102,8 +110,8 @@ async def test_the_event_says_why_a_result_could_not_be_stored(server: Server, l
 async def test_a_job_that_vanished_without_an_event_is_missed(
     server: Server, proxy: Proxy, line: Line, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(events, "_LOOK_ROUND", 0.2)
-    monkeypatch.setattr(events, "_BLOCK", 0.1)
+    monkeypatch.setattr(streams, "_LOOK_ROUND", 0.2)
+    monkeypatch.setattr(streams, "_BLOCK", 0.1)
     [task] = await waiting(line)
     if how == "drain":
         server.cli("DEL", KEYS.job("1"), KEYS.key("wait"))
@@ -147,7 +155,7 @@ async def test_a_backlog_longer_than_one_read(server: Server, line: Line) -> Non
     assert await asyncio.gather(*tasks) == [Ending("failed", f"no {number}".encode()) for number in range(1, 51)]
 
 
-@pytest.mark.parametrize("piece", [b"XREAD", b"XREVRANGE", b"XRANGE", needle("isFinished-2")])
+@pytest.mark.parametrize("piece", [b"XREAD", b"XINFO", b"XRANGE", b"UNBLOCK", needle("isFinished-2")])
 async def test_whatever_reply_is_lost_the_end_is_found(server: Server, proxy: Proxy, line: Line, piece: bytes) -> None:
     tasks = await waiting(line, 3)
     proxy.lose("reply", piece, times=2)

@@ -16,10 +16,10 @@ FOLDER = Path(echomq._lua.__file__ or "").parent
 SCRIPTS = sorted(scripts().values(), key=lambda found: found.name)
 SCRIPT_FILES = {path.stem: path for path in (FOLDER / "scripts").rglob("*.lua")}
 LIB_FILES = sorted((FOLDER / "lib").glob("*.lua"))
-WORDS = {"add", "fetch", "finish", "keep", "schedule", "flow", "control", "read", "effects", "doctor"}
+WORDS = {"add", "fetch", "finish", "keep", "schedule", "flow", "control", "read", "effects", "doctor", "events"}
 WRITES = re.compile(
     r'redis\.p?call\("(SET|DEL|HSET|HDEL|HINCRBY|INCR|INCRBY|LPUSH|RPUSH|LREM|LTRIM|RENAME|SADD|SREM|ZADD|ZREM|XADD|XTRIM|'
-    r'EXPIRE|PEXPIRE)"'
+    r'EXPIRE|PEXPIRE|XGROUP|XREADGROUP|XAUTOCLAIM|XCLAIM|XACK)"'
 )
 
 

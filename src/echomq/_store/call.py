@@ -14,12 +14,15 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
+from typing import TypeVar
 
 from echomq._lua.loader import Script, script
 from echomq._redis.client import Link
 from echomq._redis.wire import Argument, Head, Reply
 from echomq._store.keys import QueueKeys
 from echomq.errors import BrokenKey, ConnectionLost, ServerError, ServerUnavailable, StaleCall
+
+T = TypeVar("T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _BROKEN = re.compile(r"BROKEN (.*?)(?: script: |$)")
@@ -147,15 +150,20 @@ async def read_script(link: Link, name: str, keys: QueueKeys, args: Sequence[Arg
         ServerUnavailable: patience ended.
         BrokenKey, ServerError: the script's own answer.
     """
-    return await _read(link, lambda: run_script(link, name, keys, args), patience)
+    return await answered(link, lambda: run_script(link, name, keys, args), patience)
 
 
 async def read_command(link: Link, command: Sequence[Argument], patience: Patience) -> Reply:
     """Sends a command that changes nothing, as ``read_script`` calls a script."""
-    return await _read(link, lambda: link.call(*command), patience)
+    return await answered(link, lambda: link.call(*command), patience)
 
 
-async def _read(link: Link, read: Callable[[], Awaitable[Reply]], patience: Patience) -> Reply:
+async def answered(link: Link, read: Callable[[], Awaitable[T]], patience: Patience) -> T:
+    """What ``read`` gives, which asks over the link and changes nothing: tried until it was answered or patience ends.
+
+    Raises:
+        ServerUnavailable: patience ended.
+    """
     started = asyncio.get_running_loop().time()
     try:
         return await read()

@@ -6,14 +6,16 @@ import enum
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
 
+from echomq import event_types as kinds
 from echomq.errors import EncodingError, InvalidOption
+from echomq.event_types import Event
 from echomq.models import JOB_STATES, DeadLetter, JobOptions, JobState, Parent
 from echomq.options import (
     KEEP_COMPLETED,
@@ -776,3 +778,95 @@ class StoredJob:
         except ValueError:
             return []
         return [trace for trace in traces if isinstance(trace, str)] if isinstance(traces, list) else []
+
+
+# -- events ------------------------------------------------------------------------------------------------------------
+
+
+def decode_event(queue: str, entry_id: bytes, fields: Sequence[bytes] | None) -> Event:
+    """An entry of a queue's event log (protocol 9). Whatever stands there, something is made of it."""
+    place: dict[str, Any] = {"id": entry_id.decode("ascii", "replace"), "queue": queue, "at": event_moment(entry_id)}
+    flat = tuple(map(decode_id, fields or ()))
+    if len(flat) < 2 or len(flat) % 2 or flat[0] != "event":
+        return kinds.Unreadable(**place, reason="its first field is not 'event'", fields=flat)
+    named = dict(zip(flat[2::2], flat[3::2], strict=True))
+    kind = kinds.KINDS.get(flat[1])
+    if kind is None:
+        return kinds.Custom(**place, name=flat[1], fields=named)
+    try:
+        return kind(**place, **{name: read(named) for name, read in _EVENT_FIELDS[kind]})
+    except KeyError as missing:
+        reason = f"{flat[1]} without {missing.args[0]}"
+    except (ValueError, OverflowError) as error:
+        reason = f"{flat[1]}: {error}"
+    return kinds.Unreadable(**place, reason=reason, fields=flat)
+
+
+def event_moment(entry_id: bytes) -> datetime:
+    """When an entry was written, as its id says."""
+    try:
+        return to_moment(int(entry_id.partition(b"-")[0]))
+    except (ValueError, OverflowError):  # an id that somebody made up, past every date
+        return datetime.max.replace(tzinfo=UTC)
+
+
+_Fields = dict[str, str]
+
+
+def _text(name: str) -> Callable[[_Fields], str]:
+    return lambda named: named[name]
+
+
+def _whole(name: str) -> Callable[[_Fields], int]:
+    return lambda named: int(named[name])
+
+
+def _read_value(name: str) -> Callable[[_Fields], Any]:
+    return lambda named: decode_json(id_out(named[name]))
+
+
+def _left_out(name: str) -> Callable[[_Fields], int | None]:
+    return lambda named: int(named[name]) if name in named else None
+
+
+_PREVIOUS: Final[dict[str, JobState]] = {
+    **{text.decode(): state for text, state in _STATES_IN.items()},
+    "wait": "waiting",  # as Node's removals call it
+    "paused": "waiting",
+}
+
+_JOB: Final = ("job_id", _text("jobId"))
+_FROM: Final = ("previous", lambda named: _PREVIOUS.get(named.get("prev", "")))
+
+_EVENT_FIELDS: Final[dict[type[Event], tuple[tuple[str, Callable[[_Fields], Any]], ...]]] = {
+    kinds.Added: (_JOB, ("name", _text("name"))),
+    kinds.Waiting: (_JOB, _FROM),
+    kinds.WaitingChildren: (_JOB, _FROM),
+    kinds.Delayed: (_JOB, ("until", lambda named: to_moment(float(named["delay"])))),
+    kinds.Active: (_JOB, _FROM),
+    kinds.Progress: (_JOB, ("progress", _read_value("data")), ("left_out", _left_out("dataBytes"))),
+    kinds.Completed: (
+        _JOB,
+        ("return_value", _read_value("returnvalue")),
+        ("left_out", _left_out("resultBytes")),
+        ("error", lambda named: named.get("resultError")),
+        _FROM,
+    ),
+    kinds.Failed: (_JOB, ("reason", _text("failedReason")), _FROM),
+    kinds.RetriesExhausted: (_JOB, ("attempts_made", _whole("attemptsMade"))),
+    kinds.Stalled: (_JOB,),
+    kinds.Removed: (_JOB, _FROM),
+    kinds.Duplicated: (_JOB,),
+    kinds.Deduplicated: (
+        _JOB,
+        ("deduplication_id", _text("deduplicationId")),
+        ("deduplicated_job_id", _text("deduplicatedJobId")),
+    ),
+    kinds.Debounced: (_JOB, ("debounce_id", _text("debounceId"))),
+    kinds.Cleaned: (("count", _whole("count")),),
+    kinds.Paused: (),
+    kinds.Resumed: (),
+    kinds.Drained: (),
+    kinds.Skipped: (_JOB, ("late", lambda named: int(named["late"]) / 1000)),
+    kinds.Expired: (_JOB,),
+}

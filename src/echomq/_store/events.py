@@ -1,448 +1,292 @@
-"""Ends of jobs: one blocked read of the queues' events for all who wait for a result.
+"""One subscriber to the event logs of some queues.
 
-The order makes it safe: take a place in the stream, then ask whether the job has ended, then wait for the event.
-Whatever happened before the place was taken, the question finds; whatever happens after it, the stream brings. After a
-lost connection, a removal or a gap in the stream, the question is asked again.
+What the shared reader (``streams``) brings is put into a store of its own, which is bounded. When that is full, a log is
+``behind`` for this subscriber: it reads it by itself, from where it is, until it has caught up. So a slow subscriber
+costs nobody else anything, and loses nothing that the log still holds. What it reads from an id that was kept begins in
+the same way.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
-import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias
 
+from echomq import event_types as kinds
 from echomq._redis.client import Link
-from echomq._redis.wire import Argument, Reply
-from echomq._store.call import Patience, read_command, read_script
-from echomq._store.codec import id_out
+from echomq._redis.wire import Reply
+from echomq._store.call import Patience, answered, opened
+from echomq._store.codec import decode_event, event_moment
 from echomq._store.keys import QueueKeys
-from echomq._store.line import Line
+from echomq._store.streams import (
+    START,
+    Entry,
+    Stream,
+    Streams,
+    ends,
+    explained,
+    first_id,
+    lacks,
+    number,
+    oldest,
+)
 from echomq.connection import Hub
-from echomq.errors import BrokenKey, ConnectionLost, EchoMQError, ServerError, ServerUnavailable
+from echomq.errors import EchoMQError
+from echomq.event_types import Event
 
-_BLOCK: Final = 10.0
-_COUNT: Final = 500
-_MOST_IDS: Final = 500
-_MOST_EVENTS: Final = 20_000
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+Since: TypeAlias = Literal["now", "start"] | bytes
+"""Where to begin in a log: behind its last entry, with its first, or behind an id."""
 
-_LOOK_ROUND: Final = 30.0
-"""Seconds after which those that still wait are looked at: some removals (drain) leave no event."""
-
-_log = logging.getLogger("echomq")
+_MOST_KEPT: Final = 1_000
+_MOST_BYTES: Final = 8 * 1024 * 1024
+_AT_ONCE: Final = 20
+_MOST_ASKED: Final = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How a job ended.
+class Feed:
+    """The log of one queue, as far as one subscriber has come in it.
 
     Attributes:
-        kind: what became of it.
-        value: of a completed one: its result as JSON.
-        error: of a completed one: why its real result could not be stored.
+        position: up to where it has been read for this subscriber; None until that was decided.
+        count: how many entries the log was given up to there, if that is known.
+        handed: the id of the last event that the user was given, or where the first one is to come from.
+        due: whether it is to be read by itself now.
+        live: whether the reader of the log reads on for it.
+        sure: whether its position is known to be one of this log.
     """
 
-    kind: Literal["completed", "failed", "removed"]
-    value: bytes = b"null"
-    error: str | None = None
-
-    @property
-    def text(self) -> str:
-        """Of a failed one: the reason."""
-        return self.value.decode("utf-8", "replace")
-
-
-_REMOVED: Final = Ending("removed")
-
-
-async def result_of(line: Line, job_id: str) -> Ending:
-    """Waits for a job's end.
-
-    Raises:
-        ServerUnavailable: the server cannot be reached to begin with.
-        BrokenKey, ServerError: what is needed cannot be read.
-    """
-    await line.connected()
-    hub = line.hub
-    return await hub.part("results", lambda: Results(hub)).wait(line.keys, id_out(job_id))
-
-
-class _Waiter:
-    """One who waits for one job.
-
-    Attributes:
-        checked: whether the job was seen not to have ended after its place in the stream was taken. Until then an event
-            is only remembered: it may tell of an earlier job of the same id.
-        early: such an event.
-    """
-
-    __slots__ = ("checked", "early", "future")
-
-    def __init__(self, future: asyncio.Future[Ending]) -> None:
-        self.future = future
-        self.checked = False
-        self.early: Ending | None = None
-
-
-class _Stream:
-    """The events of one queue, as far as somebody waits for them.
-
-    Attributes:
-        position: the id up to which it was read; None until a place in it was taken.
-        before: the position before the last read, until it is certain that nothing is missing between the two.
-        known: the position before the connection was lost.
-        to_check: ids of jobs to be asked about.
-    """
-
-    __slots__ = ("before", "key", "keys", "known", "position", "to_check", "waiters")
-
-    def __init__(self, keys: QueueKeys) -> None:
+    def __init__(self, subscription: Subscription, keys: QueueKeys, since: Since) -> None:
+        self._subscription = subscription
         self.keys = keys
         self.key = keys.key("events").encode()
+        self.since = since
+        self.stream: Stream | None = None
         self.position: bytes | None = None
-        self.before: bytes | None = None
-        self.known: bytes | None = None
-        self.waiters: dict[bytes, list[_Waiter]] = {}
-        self.to_check: dict[bytes, None] = {}
+        self.handed: bytes | None = None
+        self.count: int | None = None
+        self.live = False
+        self.due = True
+        self.sure = False
+        self.trouble: EchoMQError | None = None
 
-    def check_all(self) -> None:
-        """Has every job that somebody waits for asked about again."""
-        self.to_check.update(dict.fromkeys(self.waiters))
+    # -- what the reader of the log says
+
+    def joined(self) -> None:
+        if not self.live:
+            self.due = True
+            self.settle()
+            self._subscription.stir()
+
+    def settle(self) -> None:
+        """If it has come as far as the reader of the log, that reads on for it."""
+        reader = None if self.stream is None else self.stream.position
+        if self.sure and self.position is not None and reader is not None and number(self.position) >= number(reader):
+            self.live, self.due = True, False
+
+    def happened(self, entries: Sequence[Entry]) -> None:
+        if not self.live or self.position is None:
+            return
+        ahead = number(self.position)
+        new = [entry for entry in entries if number(entry[0]) > ahead]
+        if self._subscription.keep(self, new):
+            self.position = entries[-1][0] if new else self.position
+            self.count = None  # the reader counts
+        else:
+            self.live, self.due = False, True
+
+    def missed(self, after: bytes, until: bytes | None) -> None:
+        if self.position is None or self.stream is None or self.stream.position is None:
+            return
+        if until is None:
+            if self.live or number(self.position) <= number(self.stream.position):
+                self._subscription.keep_gap(self, self.position, None)
+            if self.live:
+                self.position = self.stream.position
+            else:
+                self.sure = False
+        elif self.live and number(until) > number(self.position):
+            self._subscription.keep_gap(self, self.position, until)
+
+    def failed(self, error: EchoMQError) -> None:
+        self.stream, self.live, self.sure, self.due, self.trouble = None, False, False, True, error
+        self._subscription.stir()
 
 
-class Results:
-    """All who wait for results in one hub. Its reader runs while somebody waits."""
+class Subscription:
+    """One subscriber. Its user is one task at a time.
 
-    def __init__(self, hub: Hub) -> None:
+    Args:
+        since: where to begin, by the name of the queue.
+    """
+
+    def __init__(self, hub: Hub, queues: Sequence[QueueKeys], since: Mapping[str, Since]) -> None:
         self._hub = hub
-        self._streams: dict[bytes, _Stream] = {}
-        self._waiting = 0
-        self._link: Link | None = None
-        self._reading: asyncio.Task[None] | None = None
-        self._checking: asyncio.Task[None] | None = None
-        self._blocked = False
-        self._newcomers = False
+        self._streams = Streams.of(hub)
+        self._feeds = [Feed(self, keys, since[keys.queue]) for keys in queues]
+        self._kept: deque[tuple[Feed, Event | Entry, int]] = deque()
+        self._bytes = 0
+        self._news = asyncio.Event()
+        self._one = asyncio.Lock()
         self._closed = False
 
-    async def wait(self, keys: QueueKeys, job_id: bytes) -> Ending:
-        """Waits for a job's end."""
-        key = keys.key("events").encode()
-        stream = self._streams.get(key)
-        if stream is None:
-            stream = self._streams[key] = _Stream(keys)
-            self._hurry()
-        waiter = _Waiter(self._hub.loop.create_future())
-        stream.waiters.setdefault(job_id, []).append(waiter)
-        self._waiting += 1
-        if stream.position is not None:
-            stream.to_check[job_id] = None
-            self._check()
-        if self._reading is None:
-            self._reading = self._hub.loop.create_task(self._read(), name="echomq results")
-        try:
-            return await waiter.future
-        finally:
-            self._leave(stream, job_id, waiter)
+    @property
+    def positions(self) -> dict[str, str]:
+        """By the name of the queue: the id of the last event that the user was given, or where the first is to come from."""
+        return {feed.keys.queue: feed.handed.decode() for feed in self._feeds if feed.handed is not None}
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has a place in each log."""
+        return all(feed.position is not None for feed in self._feeds)
+
+    async def ready(self) -> None:
+        """Takes a place in each log, with the patience of a producer."""
+        async with self._one:
+            for feed in self._feeds:
+                if feed.stream is None:
+                    feed.stream = self._streams.follow(feed.keys, feed)
+            new = [feed for feed in self._feeds if feed.position is None]
+            patience = Patience(self._hub.wait, self._hub.look_after)
+            link = await self._link(patience)
+            for start in range(0, len(new), _MOST_ASKED):
+                part = new[start : start + _MOST_ASKED]
+                await answered(link, partial(self._take_places, link, part), patience)
+
+    async def next(self) -> Event | None:
+        """The next event; None when the subscription was closed."""
+        while not self._closed:
+            if self._kept:
+                return self._hand_out()
+            async with self._one:
+                if self._kept or self._closed:
+                    continue
+                self._news.clear()
+                self._raise_trouble()
+                due = [feed for feed in self._feeds if feed.due]
+                if due:
+                    patience = Patience(math.inf, self._hub.look_after)
+                    link = await self._link(patience)
+                    await answered(link, partial(self._catch_up, link, due[:_AT_ONCE]), patience)
+                    continue
+            await self._news.wait()
+        return None
 
     async def close(self) -> None:
-        """Ends the reader; whoever still waits is told."""
+        """Ends it; whoever waits for an event gets none."""
         self._closed = True
-        tasks = [task for task in (self._reading, self._checking) if task is not None]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        self._fail_all(ConnectionLost("the connection was closed while results were waited for"))
-        if self._link is not None:
-            await self._link.close()
+        for feed in self._feeds:
+            if feed.stream is not None:
+                self._streams.leave(feed.stream, feed)
+        self._kept.clear()
+        self._news.set()
 
-    # -- who waits -----------------------------------------------------------------------------------------------------
+    # -- what is kept --------------------------------------------------------------------------------------------------
 
-    def _leave(self, stream: _Stream, job_id: bytes, waiter: _Waiter) -> None:
-        waiters = stream.waiters.get(job_id)
-        if waiters is not None and waiter in waiters:  # it was not resolved, but has given up
-            waiters.remove(waiter)
-            self._waiting -= 1
-            if not waiters:
-                del stream.waiters[job_id]
+    def stir(self) -> None:
+        """There is something to do for whoever waits for an event."""
+        self._news.set()
 
-    def _resolve(self, stream: _Stream, job_id: bytes, ending: Ending) -> None:
-        for waiter in stream.waiters.pop(job_id, ()):
-            self._waiting -= 1
-            if not waiter.future.done():
-                waiter.future.set_result(ending)
+    def keep(self, feed: Feed, entries: Sequence[Entry]) -> bool:
+        """Keeps entries of a log, all or none: False where there is no room."""
+        sizes = [sum(map(len, entry[1] or ())) for entry in entries]
+        if self._kept and (len(self._kept) + len(entries) > _MOST_KEPT or self._bytes + sum(sizes) > _MOST_BYTES):
+            return False
+        self._kept.extend((feed, entry, size) for entry, size in zip(entries, sizes, strict=True))
+        self._bytes += sum(sizes)
+        if entries:
+            self._news.set()
+        return True
 
-    def _fail(self, stream: _Stream, job_ids: Iterable[bytes], error: EchoMQError) -> None:
-        for job_id in job_ids:
-            for waiter in stream.waiters.pop(job_id, ()):
-                self._waiting -= 1
-                if not waiter.future.done():
-                    waiter.future.set_exception(_again(error))
+    def keep_gap(self, feed: Feed, after: bytes, until: bytes | None) -> None:
+        """Keeps, in its place, that events may be missing."""
+        self._kept.append((feed, gap(feed.keys.queue, after, until), 0))
+        self._news.set()
 
-    def _fail_all(self, error: EchoMQError) -> None:
-        for stream in self._streams.values():
-            self._fail(stream, list(stream.waiters), error)
+    def _hand_out(self) -> Event:
+        feed, what, size = self._kept.popleft()
+        self._bytes -= size
+        if isinstance(what, Event):
+            return what
+        feed.handed = what[0]
+        return decode_event(feed.keys.queue, *what)
 
-    # -- the events ----------------------------------------------------------------------------------------------------
+    def _raise_trouble(self) -> None:
+        for feed in self._feeds:
+            if feed.trouble is not None:
+                trouble, feed.trouble = feed.trouble, None
+                raise trouble
+            if feed.stream is None:
+                feed.stream = self._streams.follow(feed.keys, feed)
 
-    def _hurry(self) -> None:
-        """A stream has joined; a read that is blocked does not know of it, and is made anew."""
-        if self._blocked and self._link is not None:
-            self._newcomers = True
-            self._link.drop("another queue's events are to be read too")
+    # -- reading by itself ---------------------------------------------------------------------------------------------
 
-    async def _read(self) -> None:
-        pause, refused = _FIRST_PAUSE, False
-        looked_round = self._hub.loop.time()
-        try:
-            while self._waiting:
-                try:
-                    link = await self._connected()
-                    await self._join(link, [stream for stream in self._streams.values() if stream.position is None])
-                    await self._look_for_gaps(link)
-                    if self._hub.loop.time() - looked_round > _LOOK_ROUND:
-                        looked_round = self._hub.loop.time()
-                        self._check_everything()
-                    if self._waiting:
-                        self._dispatch(await self._blocking_read(link))
-                    pause, refused, self._newcomers = _FIRST_PAUSE, False, False
-                except (ServerUnavailable, ConnectionLost) as trouble:
-                    if self._newcomers:
-                        self._newcomers = False
-                        continue
-                    await self._hub.look_after(trouble)
-                    await asyncio.sleep(pause * (0.5 + random.random()))
-                    pause = min(pause * 2, _LONGEST_PAUSE)
-                    self._rejoin()
-                except ServerError as error:
-                    if refused:
-                        self._fail_all(error)
-                    refused = True
-                    self._rejoin()  # finds out which stream it is, if it is one
-        except Exception as error:
-            self._fail_unexpectedly(error)
-        finally:
-            self._reading = None
-            if not self._waiting:
-                self._streams.clear()
+    async def _link(self, patience: Patience) -> Link:
+        return await opened(lambda: self._hub.link(hash_tag=self._feeds[0].keys.hash_tag), patience)
 
-    async def _connected(self) -> Link:
-        if self._link is None:
-            first = next(iter(self._streams.values()))
-            self._link = await self._hub.new_link(client_name=first.keys.client_name(":qe"))
-        if not self._link.connected:
-            await self._link.connect()
-        return self._link
+    async def _take_places(self, link: Link, feeds: Sequence[Feed]) -> None:
+        for feed, end in zip(feeds, await ends(link, [feed.key for feed in feeds]), strict=True):
+            if isinstance(end, EchoMQError):
+                raise end
+            if feed.since == "start":
+                feed.position, feed.count = START, end.removed
+            elif feed.since == "now":
+                feed.position, feed.count = end.last, end.added
+            else:
+                feed.position, feed.count = feed.since, None
+            feed.handed = feed.position
+            feed.sure = feed.since == "now"
+            feed.settle()
 
-    def _fail_unexpectedly(self, error: Exception) -> None:
-        _log.error("waiting for results failed", exc_info=error)
-        self._fail_all(ServerError(f"waiting for results failed: {error!r}", code="ERR"))
+    async def _catch_up(self, link: Link, feeds: Sequence[Feed]) -> None:
+        count = max(20, _MOST_KEPT // 2 // len(feeds))
+        commands = [command for feed in feeds for command in (_behind(feed, count), oldest(feed.key))]
+        replies = await link.call_many(commands)
+        for feed, entries, first in zip(feeds, replies[::2], replies[1::2], strict=True):
+            await self._take_in(link, feed, _sound(feed, entries), first_id(_sound(feed, first)), count)
 
-    def _rejoin(self) -> None:
-        for stream in self._streams.values():
-            if stream.position is not None:
-                stream.known, stream.before, stream.position = stream.position, None, None
-
-    async def _join(self, link: Link, streams: Sequence[_Stream]) -> None:
-        """Takes a place in streams, then has their jobs asked about."""
-        if not streams:
-            return
-        replies = await link.call_many([("XREVRANGE", stream.key, "+", "-", "COUNT", "1") for stream in streams])
-        for stream, reply in zip(streams, replies, strict=True):
-            if isinstance(reply, (ServerUnavailable, ConnectionLost)):
-                raise reply
-            if isinstance(reply, EchoMQError):
-                self._fail(stream, list(stream.waiters), _explained(stream, reply))
-                continue
-            last = _first_id(reply)
-            # After a lost connection: on from where we were, unless the stream now ends before that (it was deleted, or
-            # the server is another one now).
-            known = stream.known
-            stream.position = known if known is not None and _number(known) <= _number(last) else last
-            stream.check_all()
-        for stream in [stream for stream in streams if stream.position is None]:
-            del self._streams[stream.key]
-        self._check()
-
-    async def _look_for_gaps(self, link: Link) -> None:
-        """Whether streams were trimmed beyond where we had read to, before the last read."""
-        read = [stream for stream in self._streams.values() if stream.before is not None]
+    async def _take_in(self, link: Link, feed: Feed, entries: Any, first: bytes, count: int) -> None:
+        assert feed.position is not None
+        read: list[Entry] = entries or []
         if not read:
-            return
-        replies = await link.call_many([("XRANGE", stream.key, "-", "+", "COUNT", "1") for stream in read])
-        for stream, reply in zip(read, replies, strict=True):
-            if isinstance(reply, EchoMQError):
-                raise reply
-            assert stream.before is not None
-            if _number(_first_id(reply)) > _number(stream.before):
-                stream.check_all()
-            stream.before = None
-        self._check()
-
-    async def _blocking_read(self, link: Link) -> Reply:
-        streams = list(self._streams.values())
-        self._blocked = True
-        try:
-            return await link.call(
-                "XREAD", "COUNT", str(_COUNT), "BLOCK", str(int(_BLOCK * 1000)), "STREAMS",
-                *[stream.key for stream in streams], *[stream.position or b"0-0" for stream in streams],
-                reply_timeout=_BLOCK + 5,
-            )  # fmt: skip
-        finally:
-            self._blocked = False
-
-    def _dispatch(self, reply: Any) -> None:
-        if not isinstance(reply, list):
-            return
-        for key, entries in reply:
-            stream = self._streams.get(key)
-            if stream is None or not entries:
-                continue
-            stream.before, stream.position = stream.position, entries[-1][0]
-            for entry in entries:
-                happened = _event(entry)
-                if happened is not None:
-                    self._happened(stream, *happened)
-        self._check()
-
-    def _happened(self, stream: _Stream, kind: bytes, job_id: bytes, ending: Ending | None) -> None:
-        if kind == b"cleaned":
-            stream.check_all()
-            return
-        waiters = stream.waiters.get(job_id)
-        if waiters is None:
-            return
-        if ending is not None and all(waiter.checked for waiter in waiters):
-            self._resolve(stream, job_id, ending)
-            return
-        for waiter in waiters:
-            waiter.checked = False
-            waiter.early = ending
-        stream.to_check[job_id] = None
-
-    # -- the question --------------------------------------------------------------------------------------------------
-
-    def _check_everything(self) -> None:
-        for stream in self._streams.values():
-            stream.check_all()
-        self._check()
-
-    def _check(self) -> None:
-        if self._checking is None and any(stream.to_check for stream in self._streams.values()):
-            self._checking = self._hub.loop.create_task(self._ask(), name="echomq results asked")
-
-    async def _ask(self) -> None:
-        try:
-            while streams := [stream for stream in self._streams.values() if stream.to_check]:
-                for stream in streams:
-                    job_ids = list(stream.to_check)[:_MOST_IDS]
-                    for job_id in job_ids:
-                        del stream.to_check[job_id]
-                    job_ids = [job_id for job_id in job_ids if job_id in stream.waiters]
-                    if job_ids:
-                        await self._ask_about(stream, job_ids)
-        except Exception as error:
-            self._fail_unexpectedly(error)
-        finally:
-            self._checking = None
-
-    async def _ask_about(self, stream: _Stream, job_ids: list[bytes]) -> None:
-        patience = Patience(math.inf, self._hub.look_after)
-        # An event that comes while we ask may be newer than the answer, or older.
-        asked = {job_id: list(stream.waiters[job_id]) for job_id in job_ids}
-        for waiters in asked.values():
-            for waiter in waiters:
-                waiter.checked = False
-        try:
-            link = await self._hub.link(hash_tag=stream.keys.hash_tag)
-            answers: Any = await read_script(link, "isFinished-2", stream.keys, job_ids, patience)
-            gone: list[bytes] = []
-            for job_id, answer in zip(job_ids, answers, strict=True):
-                code, *more = answer
-                if code == -1:
-                    gone.append(job_id)
-                elif code == 1:
-                    why = more[1].decode("utf-8", "replace") if len(more) > 1 and more[1] else None
-                    self._resolve(stream, job_id, Ending("completed", more[0] or b"null", why))
-                elif code == 2:  # protocol 3.26
-                    self._resolve(stream, job_id, Ending("failed", more[0] or b"unknown"))
-                else:
-                    self._goes_on(stream, job_id, asked[job_id])
-            if gone:
-                await self._bury(link, stream, gone, patience)
-        except EchoMQError as error:
-            self._fail(stream, job_ids, _explained(stream, error))
-
-    def _goes_on(self, stream: _Stream, job_id: bytes, asked: list[_Waiter]) -> None:
-        for waiter in asked:
-            if waiter.early is None:
-                waiter.checked = True
-            else:  # the event and the answer crossed; the next answer is certainly newer than this event
-                waiter.early = None
-                stream.to_check[job_id] = None
-
-    async def _bury(self, link: Link, stream: _Stream, job_ids: list[bytes], patience: Patience) -> None:
-        """Jobs that are gone. One that was removed as it ended left its end in the stream, perhaps not read yet."""
-        position = stream.position or b"0-0"
-        command: list[Argument] = ["XRANGE", stream.key, b"(" + position, "+", "COUNT", str(_MOST_EVENTS)]
-        entries = await read_command(link, command, patience)
-        last: dict[bytes, Ending] = {}
-        for entry in entries if isinstance(entries, list) else ():
-            happened = _event(entry)
-            if happened is not None and happened[2] is not None:
-                last[happened[1]] = happened[2]
-        for job_id in job_ids:
-            early = next((waiter.early for waiter in stream.waiters.get(job_id, ()) if waiter.early is not None), None)
-            self._resolve(stream, job_id, last.get(job_id) or early or _REMOVED)
+            [end] = await ends(link, [feed.key])
+            if isinstance(end, EchoMQError):
+                raise end
+            if number(end.last) > number(feed.position):  # perhaps it has come just now
+                [late] = await link.call_many([_behind(feed, count)])
+                read = _sound(feed, late) or []
+                first = read[0][0] if read else START
+            if not read and end.last != feed.position:  # cut off to its end; or it is another log, which ends before
+                self.keep_gap(feed, feed.position, None)
+                feed.position, feed.count = end.last, end.added
+        if read:
+            if await lacks(link, feed.key, feed.position, feed.count, first):
+                self.keep_gap(feed, feed.position, read[0][0])
+                feed.count = None
+            self._kept.extend((feed, entry, 0) for entry in read)
+            feed.position = read[-1][0]
+            feed.count = None if feed.count is None else feed.count + len(read)
+        if len(read) < count:
+            if feed.stream is None or feed.stream.position is None:
+                feed.due = False  # until the reader has joined it
+            feed.sure = True
+            feed.settle()
 
 
-def _event(entry: Any) -> tuple[bytes, bytes, Ending | None] | None:
-    """What an entry says about the end of a job: its kind, the job's id, how it ended. None for anything else."""
-    fields = entry[1] if isinstance(entry, list) and len(entry) > 1 else None
-    if not fields or len(fields) < 2 or fields[0] != b"event":  # a foreign entry
-        return None
-    kind = fields[1]
-    if kind == b"cleaned":
-        return kind, b"", None
-    if kind not in (b"completed", b"failed", b"removed"):
-        return None
-    named = dict(zip(fields[2::2], fields[3::2], strict=False))
-    job_id = named.get(b"jobId")
-    if job_id is None:
-        return None
-    if kind == b"completed":
-        trouble = named.get(b"resultError")  # ours: the result could not be stored, and null stands in its place
-        why = None if trouble is None else trouble.decode("utf-8", "replace")
-        value = named.get(b"returnvalue")  # one that is left out stands in the job alone
-        return kind, job_id, None if value is None else Ending("completed", value, why)
-    if kind == b"failed":
-        return kind, job_id, Ending("failed", named.get(b"failedReason", b"null"))
-    return kind, job_id, None
+def gap(queue: str, after: bytes, until: bytes | None) -> kinds.Gap:
+    """That events may be missing."""
+    end = None if until is None else until.decode()
+    return kinds.Gap(id=after.decode(), queue=queue, at=event_moment(after), until=end)
 
 
-def _first_id(entries: Reply) -> bytes:
-    return entries[0][0] if isinstance(entries, list) and entries else b"0-0"  # type: ignore[index, return-value]
+def _sound(feed: Feed, reply: Reply | EchoMQError) -> Any:
+    if isinstance(reply, EchoMQError):
+        raise explained(feed.key, reply)
+    return reply
 
 
-def _number(stream_id: bytes) -> tuple[int, int]:
-    milliseconds, _, sequence = stream_id.partition(b"-")
-    return int(milliseconds), int(sequence or b"0")
-
-
-def _explained(stream: _Stream, error: EchoMQError) -> EchoMQError:
-    if isinstance(error, ServerError) and error.code == "WRONGTYPE" and not isinstance(error, BrokenKey):
-        return BrokenKey(f"{stream.key.decode('utf-8', 'replace')} must be a stream: {error}", code=error.code)
-    return error
-
-
-def _again(error: EchoMQError) -> EchoMQError:
-    """The same error for another of many who wait."""
-    if isinstance(error, ServerError):
-        return type(error)(str(error), code=error.code)
-    if isinstance(error, (ServerUnavailable, ConnectionLost)):
-        return type(error)(str(error))
-    return error
+def _behind(feed: Feed, count: int) -> Sequence[str | bytes]:
+    assert feed.position is not None
+    return ("XRANGE", feed.key, b"(" + feed.position, "+", "COUNT", str(count))

@@ -3,7 +3,7 @@
 --- @key failed
 --- @rest
 --- @use check
---- @returns for each id: -1 (no such job), 0 (not ended), 1 with its result and why that could not be stored (or nil), or 2 with its reason
+--- @returns for each id: -1 (no such job), 0 (not ended), 1 with its result and why that could not be stored (or nil), or 2 with its reason; then the last entry of the event log
 
 local answers = {}
 for at = rest, #ARGV do
@@ -25,4 +25,6 @@ for at = rest, #ARGV do
   end
   answers[#answers + 1] = answer
 end
+local events = redis.pcall("XREVRANGE", base .. "events", "+", "-", "COUNT", "1")
+answers[#answers + 1] = events[1] and events[1][1] or "0-0"
 return answers
