@@ -245,6 +245,10 @@ async def test_a_log_that_was_deleted_is_read_on(server: Server, proxy: Proxy, c
     async with QueueEvents("q", connection=proxy.url) as events:
         write(server, 0)
         await take(events, 1)
+        [feed] = events._source._feeds  # type: ignore[union-attr]
+        await wait_until(
+            lambda: feed.stream is not None and feed.stream.position == feed.position
+        )  # the reader, too, was there
         if not connected:
             await proxy.stop_listening()
         await asyncio.sleep(0.005)  # within a millisecond the ids would begin anew
