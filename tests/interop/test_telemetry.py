@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -10,12 +11,14 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry
 
 from echomq import JobSpec, Queue, Worker
-from echomq.metrics import prometheus_text
+from echomq.metrics import QueueCollector, prometheus_text
 from echomq.telemetry import OpenTelemetry
 from tests.interop.conftest import Pair
-from tests.support.node_peer import NodePeer
+from tests.support.node_peer import NodePeer, PythonPeer
+from tests.support.server import Server
 from tests.support.wait import wait_until
 
 
@@ -130,6 +133,31 @@ async def test_the_text_for_prometheus_is_theirs(pair: Pair, node: NodePeer) -> 
         assert await prometheus_text(pair.ours, **labels) == await their_text(pair, labels)
     await pair.ours.pause()
     assert await prometheus_text(pair.ours) == await their_text(pair)
+
+
+async def test_workers_of_all_runtimes_are_counted(bull: Pair, server: Server) -> None:
+    await bull.theirs.work()
+    await bull.theirs.work(name="named")
+    registry = CollectorRegistry()
+    with PythonPeer(server.tcp_url) as python, QueueCollector(bull.ours, "another", **elsewhere(bull)) as collector:
+        registry.register(collector)
+        await python.queue(bull.theirs.name).work()
+        async with bull.worker():
+            await wait_until(lambda: counted(bull, registry, 4), 10, "four workers")
+            await python("reset")
+            await wait_until(lambda: counted(bull, registry, 3), 10, "three workers")
+
+
+def elsewhere(pair: Pair) -> dict[str, Any]:
+    return {"connection": pair.connection, "prefix": "bull"}
+
+
+async def counted(pair: Pair, registry: CollectorRegistry, wanted: int) -> bool:
+    def count(queue: str) -> float | None:
+        return registry.get_sample_value("echomq_queue_workers", {"queue": queue})
+
+    assert await asyncio.to_thread(count, "another") == 0
+    return await asyncio.to_thread(count, pair.name) == wanted == len(await pair.ours.workers())
 
 
 async def their_text(pair: Pair, labels: dict[str, str] | None = None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -10,8 +11,9 @@ import msgspec
 
 from echomq._store.keys import QueueKeys
 from echomq._store.line import Line
+from echomq._store.presence import COMMANDS
 
-_NAME: Final = re.compile(rb"(?:^| )name=(\S+)", re.MULTILINE)
+_NAME: Final = re.compile(rb" name=(\S+?)(?::w:\S*)? ")
 
 
 class Gauges(msgspec.Struct, frozen=True):
@@ -59,12 +61,24 @@ async def gauges(line: Line) -> Gauges:
 
 
 async def workers_of(line: Line, queues: Sequence[QueueKeys]) -> list[int]:
-    """How many workers of each of these queues are connected to this server, whatever their language (protocol 11.2)."""
+    """How many workers of each of these queues are connected to this server, in whatever runtime, by one look at its clients.
+
+    As ``presence.workers`` knows them.
+    """
     reply = await line.ask("CLIENT", "LIST", "TYPE", "normal")
     assert isinstance(reply, bytes)
-    found: dict[bytes, int] = {}
-    for name in _NAME.findall(reply):
-        plain = name.partition(b":w:")[0]
-        found[plain] = found.get(plain, 0) + 1
-    names = (keys.client_name() for keys in queues)
-    return [0 if name is None else found.get(name.encode(), 0) for name in names]
+    named: Counter[bytes] = Counter()
+    bare: Counter[bytes] = Counter()
+    for client in reply.splitlines():
+        found = _NAME.search(client)
+        if found is not None:
+            named[found[1]] += 1
+            bare[found[1]] += COMMANDS not in client
+    return [_count(keys, named, bare) for keys in queues]
+
+
+def _count(keys: QueueKeys, named: Counter[bytes], bare: Counter[bytes]) -> int:
+    name, other = keys.client_name(), keys.bare_client_name
+    if name is None:
+        return 0
+    return named[name.encode()] + (bare[other.encode()] if other != name else 0)

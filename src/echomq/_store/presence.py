@@ -30,7 +30,7 @@ LONGEST_SILENCE = 60.0
 _KEY = "workers"
 _SEEN = b"seen"
 _NOT_PLAIN = re.compile(r"[^!-~]")
-_COMMANDS = b" cmd=evalsha "
+COMMANDS = b" cmd=evalsha "
 """Of the two connections of a worker of BullMQ for Python, which have one name, the one that is not counted."""
 
 _RECORD = re.compile(rb"(\d+):(\d+):(.*)", re.DOTALL)
@@ -183,7 +183,7 @@ async def _clients(line: Line) -> list[_Client] | None:
     return [
         _client(found[0], found[2] or b"")
         for found in of_workers.finditer(reply)
-        if not (found[1] and _COMMANDS in found[0])
+        if not (found[1] and COMMANDS in found[0])
     ]
 
 
