@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 import msgspec
 
-from echomq._store import control, read
+from echomq._store import control, explain, read
 from echomq._store.codec import (
     StoredJob,
     dead_letter_in,
@@ -33,7 +33,7 @@ from echomq.errors import (
     ResultTimeout,
     ResultUnavailable,
 )
-from echomq.models import FAILURE_KINDS, DeadLetter, FailureKind, JobOptions, JobState, Logs, Parent
+from echomq.models import FAILURE_KINDS, DeadLetter, Explanation, FailureKind, JobOptions, JobState, Logs, Parent
 from echomq.options import (
     JSON,
     MAX_LINES,
@@ -376,6 +376,20 @@ class Job(Generic[R]):
         check_whole(end, "end", least=-1)
         check_truth(newest_first, "newest_first")
         return await read.logs(self._home.line, self.id, start, end, newest_first=newest_first)
+
+    async def explain(self) -> Explanation:
+        """Why the job is where it is, and what comes next for it. Asks the server anew.
+
+        Raises:
+            ServerUnavailable: the server could not be asked.
+
+        Example:
+            >>> print(await job.explain())
+            job '7' of queue 'prints' is waiting
+              - the queue is paused: no worker takes a job from it before queue.resume()
+              - 12 jobs are before it in the line
+        """
+        return await explain.explain(self._home.line, self.id)
 
     async def clear_logs(self, *, keep: int = 0) -> None:
         """Drops the lines of the job's log.

@@ -89,6 +89,57 @@ class MetricsSeries(msgspec.Struct, frozen=True):
     points: list[MetricsPoint]
 
 
+ReasonKind: TypeAlias = Literal[
+    "deferred_failure", "paused", "rate_limited", "concurrency", "no_worker", "behind", "next", "delayed", "due", "retry",
+    "expires", "children", "children_failed", "no_children_left", "running", "lock_lost", "completed", "failed", "retained",
+    "deduplication", "schedule", "schedule_paused", "in_no_state", "broken", "gone",
+]  # fmt: skip
+"""What a ``Reason`` is about."""
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """One of the reasons why a job is where it is.
+
+    Attributes:
+        kind: what it is about.
+        text: for people.
+        at: the moment that it names: when the job is due, began, ended, or goes.
+        count: the number that it names: of jobs before it, of children, of slots.
+        jobs: keys of some of the jobs that it names: ``emq:{prints}:7``.
+    """
+
+    kind: ReasonKind
+    text: str
+    at: datetime | None = None
+    count: int | None = None
+    jobs: list[str] = []
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """Why a job is where it is, and what comes next for it: ``Job.explain``, ``Queue.explain``. As text: all of it.
+
+    Attributes:
+        job_id: whose.
+        queue: the name of its queue.
+        state: where it is; None if it is in no state, or gone.
+        reasons: what counts most comes first.
+        at: the server's time at which that was so.
+    """
+
+    job_id: str
+    queue: str
+    state: JobState | None
+    reasons: list[Reason]
+    at: datetime
+
+    def __str__(self) -> str:
+        where = {None: "in no state", "waiting_children": "waiting for children"}.get(self.state, self.state)
+        about = f"job {self.job_id!r} of queue {self.queue!r} is {where}"
+        if self.state is None and any(reason.kind == "gone" for reason in self.reasons):
+            about = f"job {self.job_id!r} of queue {self.queue!r} is not there"
+        return "\n".join([about, *(f"  - {reason.text}" for reason in self.reasons)])
+
+
 class Healed(msgspec.Struct, frozen=True):
     """What ``queue.admin.heal`` found.
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, Self
 
 import msgspec
 
-from echomq._store import control, limits, presence, read
+from echomq._store import control, explain, limits, presence, read
 from echomq._store.codec import NewJob, StoredJob, carrying, encode_spec
 from echomq._store.codes import ADDED, FULL
 from echomq._store.home import Home
@@ -20,7 +20,7 @@ from echomq.connection import Connection
 from echomq.errors import BulkAddError, ConnectionLost, EchoMQError, EncodingError, InvalidOption, QueueFull
 from echomq.event_types import RESERVED
 from echomq.job import Job
-from echomq.models import JOB_STATES, JobState, MetricsSeries, WorkerInfo
+from echomq.models import JOB_STATES, Explanation, JobState, MetricsSeries, WorkerInfo
 from echomq.options import (
     JSON,
     MAX_COUNT,
@@ -252,6 +252,21 @@ class Queue:
         _check_known_id(job_id)
         found = await read.job(self._home.line, job_id)
         return None if found is None else Job(found[0], self._home, found[1])
+
+    async def explain(self, job_id: str) -> Explanation:
+        """Why a job is where it is, and what comes next for it; also of an id of which there is no job.
+
+        Raises:
+            ServerUnavailable: the server could not be asked.
+
+        Example:
+            >>> print(await queue.explain("7"))
+            job '7' of queue 'prints' is waiting
+              - the queue is paused: no worker takes a job from it before queue.resume()
+              - 12 jobs are before it in the line
+        """
+        _check_known_id(job_id)
+        return await explain.explain(self._home.line, job_id)
 
     async def counts(self, *states: JobState) -> dict[JobState, int]:
         """How many jobs are in each of these states, or, without an argument, in each state.

@@ -40,6 +40,13 @@ async def test_pages_in_both_orders(queue: Queue) -> None:
     assert await ids(queue, "waiting", limit=2, newest_first=True) == [["5", "4"], ["3", "2"], ["1"]]
 
 
+async def test_a_page_may_have_a_thousand_jobs(queue: Queue) -> None:
+    await queue.add_bulk([JobSpec("work")] * 1100)
+    assert [len(page) for page in await ids(queue, "waiting", limit=1000)] == [1000, 100]
+    await queue.add_bulk([JobSpec("work", {"text": "x" * 300_000}, priority=1)] * 9)
+    assert [len(page) for page in await ids(queue, "prioritized", limit=1000)] == [4, 4, 1]
+
+
 async def test_pages_of_every_state(queue: Queue, url: str) -> None:
     async def process(job: Job[Any]) -> None:
         if job.name == "bad":
@@ -78,7 +85,7 @@ async def test_jobs_of_a_list_that_bullmq_5_paused_with_are_on_the_pages(queue: 
     line = queue._home.line
     for _ in range(2):
         await line.ask("RPOPLPUSH", line.keys.key("wait"), line.keys.key("paused"))
-    assert await ids(queue, "waiting", limit=3) == [["1", "2"], ["3", "4"]]
+    assert await ids(queue, "waiting", limit=3) == [["1", "2", "3"], ["4"]]
     assert await ids(queue, "waiting", limit=2, newest_first=True) == [["4", "3"], ["2", "1"]]
     assert [job.id async for job in queue.jobs("waiting", newest_first=True)] == ["4", "3", "2", "1"]
 

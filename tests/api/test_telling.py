@@ -22,6 +22,7 @@ from echomq import (
     Worker,
 )
 from tests.support.server import Server
+from tests.support.wait import wait_until
 
 
 @pytest.fixture
@@ -211,10 +212,7 @@ async def test_a_run_that_has_lost_its_job_writes_nothing(queue: Queue, url: str
         with server.client() as client:
             client.set("emq:{q}:1:lock", "another worker's", px=60_000)
         taken.set()
-        for _ in range(400):
-            if len(told) == 3:
-                break
-            await asyncio.sleep(0.01)
+        await wait_until(lambda: len(told) == 3)
     assert len(told) == 3
     assert "its progress is not written: this run of it is over, or another worker has the job by now" in str(told[0])
     now = await found(queue, job.id)

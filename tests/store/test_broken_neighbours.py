@@ -316,6 +316,10 @@ STEPS: dict[str, Step] = {
         world.queue.run("getPage-8", "completed", 100, "1", 0, 0, T, "old1"),
     ],
     "getCountsPerPriority": lambda world: world.queue.run("getCountsPerPriority-3"),
+    "explainJob": lambda world: [
+        world.queue.run("explainJob-15", job_id)
+        for job_id in ("w1", "a1", "wc", "p1", "later", "k1", "k3", "l1", "old1", "repeat:sch:1764400000000", "nope")
+    ],
     "getMetrics": lambda world: world.queue.run("getMetrics-2", "completed", 0, 10),
     "getRateLimitTtl": lambda world: world.queue.run("getRateLimitTtl-2", ""),
     "getState": lambda world: world.queue.state("nope"),
@@ -336,7 +340,7 @@ OTHERS = {"claimEffect", "finishEffect", "releaseEffect", "takeEvents", "keepEve
 
 READS = {
     "getSchedulers", "getState", "getJob", "getCounts", "getGauges", "isFinished", "getPage", "getRateLimitTtl",
-    "getLogs", "getCountsPerPriority", "getMetrics", "getRunning",
+    "getLogs", "getCountsPerPriority", "getMetrics", "getRunning", "explainJob",
 }  # fmt: skip
 
 MAKE: dict[str, tuple[str | int, ...]] = {

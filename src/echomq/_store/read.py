@@ -82,6 +82,8 @@ class _Cursor(msgspec.Struct, frozen=True, array_like=True):
 _pack_cursor: Final = msgspec.msgpack.Encoder().encode
 _unpack_cursor: Final = msgspec.msgpack.Decoder(_Cursor).decode
 _ANCHORS = 4
+_STEP = 250
+"""Jobs that the server reads in one go: some 2 ms."""
 
 
 def _anchors(entries: Sequence[Sequence[bytes]]) -> list[bytes]:
@@ -126,22 +128,25 @@ async def page(line: Line, state: JobState, cursor: str | None, limit: int, *, n
         at = _Cursor(state, newest_first, places[0])
     else:
         at = _given(cursor, state, places, newest_first=newest_first)
+    jobs: list[StoredJob] = []
+    left_to_read = limit
     while True:
+        wanted = min(left_to_read, _STEP)
         flag = "1" if newest_first else ""
-        args: list[bytes | str] = [at.place, str(limit), flag, str(at.passed), str(at.left), at.score, *at.anchors]
+        args: list[bytes | str] = [at.place, str(wanted), flag, str(at.passed), str(at.left), at.score, *at.anchors]
         reply: Any = await line.read("getPage-8", args)
         seen, passed, left = reply[:3]
         entries = [reply[index : index + 3] for index in range(3, 3 + 3 * seen, 3)]
-        following: _Cursor | None = None
+        jobs += [StoredJob.from_reply(job_id, flat) for job_id, flat, _ in entries if flat]
         if left:
-            following = _Cursor(state, newest_first, at.place, passed, left, entries[-1][2], _anchors(entries))
+            at = _Cursor(state, newest_first, at.place, passed, left, entries[-1][2], _anchors(entries))
         elif at.place != places[-1] and await line.ask("LLEN", line.keys.key(places[-1])):
-            following = _Cursor(state, newest_first, places[-1])
-            if not entries:
-                at = following
-                continue
-        jobs = [StoredJob.from_reply(job_id, flat) for job_id, flat, _ in entries if flat]
-        return Paged(jobs, None if following is None else str(following))
+            at = _Cursor(state, newest_first, places[-1])
+        else:
+            return Paged(jobs, None)
+        left_to_read -= seen
+        if left_to_read == 0 or (left and seen < wanted):  # which is then a mebibyte
+            return Paged(jobs, str(at))
 
 
 async def counts_per_priority(line: Line, priorities: Sequence[int]) -> dict[int, int]:

@@ -15,10 +15,8 @@ local hash = check.read("hash", "HGETALL", base .. job_id)
 if #hash == 0 then
   return { "unknown", hash }
 end
-return {
-  state.of({
-    completed = completed, failed = failed, delayed = delayed, prioritized = prioritized, active = active, wait = wait,
-    paused = paused, waiting_children = waiting_children,
-  }, job_id),
-  hash,
-}
+local found = state.near({
+  completed = completed, failed = failed, delayed = delayed, prioritized = prioritized, active = active, wait = wait,
+  paused = paused, waiting_children = waiting_children,
+}, job_id)
+return { found, hash }

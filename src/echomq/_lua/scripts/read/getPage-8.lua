@@ -1,4 +1,4 @@
---- A page of the jobs of one state from where the last one ended, at most 1,000 and some 1 MiB (protocol 3.29).
+--- A page of the jobs of one state from where the last one ended, at most some 1 MiB (protocol 3.29).
 --- @key completed
 --- @key failed
 --- @key delayed
