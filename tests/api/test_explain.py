@@ -56,7 +56,7 @@ async def test_a_job_that_nobody_fetches(queue: Queue) -> None:
     first, last = await queue.explain("1"), await queue.explain("3")
     assert first.state == last.state == "waiting"
     assert texts(first) == {
-        "no_worker": "no worker of this queue is connected to the server",
+        "no_worker": "no worker of this queue is connected to the server, nor was one seen in the last day",
         "next": "it is the next in the line: the first worker with a free slot takes it",
     }
     assert texts(last)["behind"] == "2 jobs are before it in the line"
@@ -64,9 +64,17 @@ async def test_a_job_that_nobody_fetches(queue: Queue) -> None:
     assert abs(first.at - datetime.now(UTC)) < timedelta(minutes=1)
     assert str(last) == (
         "job '3' of queue 'q' is waiting\n"
-        "  - no worker of this queue is connected to the server\n"
+        "  - no worker of this queue is connected to the server, nor was one seen in the last day\n"
         "  - 2 jobs are before it in the line"
     )
+
+
+async def test_a_job_whose_workers_have_left(queue: Queue, url: str) -> None:
+    await Worker("q", fail, connection=url).run_until_drained()
+    await queue.add("print")
+    found = texts(await queue.explain("1"))["no_worker"]
+    assert found.startswith("no worker of this queue is connected to the server; the last one was seen ")
+    assert found.endswith(" s ago")
 
 
 async def test_a_job_with_a_priority_behind_others(queue: Queue) -> None:

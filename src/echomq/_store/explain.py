@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
+from echomq._store import presence
 from echomq._store.codec import RunOptions, as_whole, decode_opts, id_out, public_options, state_in, to_moment
-from echomq._store.keys import QueueKeys
 from echomq._store.line import Line
-from echomq.errors import ServerError
 from echomq.models import Explanation, JobState, Reason
 from echomq.options import KEEP_COMPLETED, KEEP_FAILED, Keep
 
@@ -25,22 +24,20 @@ async def explain(line: Line, job_id: str) -> Explanation:
     reply: Any = await line.read("explainJob-15", (id_out(job_id),))
     facts = _Facts(reply)
     state = state_in(facts.raw("state") or b"")
-    workers = None if state in ("completed", "failed", "waiting_children") else await workers_seen(line)
-    return Explanation(job_id, line.keys.queue, state, list(_Words(line.keys, facts, state, workers)), facts.now)
+    missed = None
+    if state not in ("completed", "failed", "waiting_children") and not facts.has("lives"):
+        missed = _missed(facts.now, *await presence.seen(line))
+    return Explanation(job_id, line.keys.queue, state, list(_Words(facts, state, missed)), facts.now)
 
 
-async def workers_seen(line: Line) -> int | None:
-    """How many workers of the queue are connected, of any runtime (protocol 11.2); None if the server does not say."""
-    name = line.keys.client_name()
-    if name is None:
+def _missed(now: datetime, connected: bool | None, last: datetime | None) -> str | None:
+    """That no worker is there, in words; None if one is, or may be."""
+    silent = None if last is None else (now - last).total_seconds()
+    if connected or (connected is None and (silent is None or silent < 2 * presence.LONGEST_SILENCE)):
         return None
-    try:
-        reply = await line.ask("CLIENT", "LIST", "TYPE", "normal")
-    except ServerError:  # a user without that right
-        return None
-    assert isinstance(reply, bytes)
-    plain, named = b" name=%b " % name.encode(), b" name=%b:w:" % name.encode()
-    return sum(plain in client or named in client for client in reply.splitlines())
+    if silent is None:
+        return "no worker of this queue is connected to the server, nor was one seen in the last day"
+    return f"no worker of this queue is connected to the server; the last one was seen {_span(silent)} ago"
 
 
 class _Facts:
@@ -84,11 +81,10 @@ _LAST_MS = 253_402_300_800_000
 class _Words:
     """The facts as reasons, what counts most first."""
 
-    def __init__(self, keys: QueueKeys, facts: _Facts, state: JobState | None, workers: int | None) -> None:
-        self._keys = keys
+    def __init__(self, facts: _Facts, state: JobState | None, missed: str | None) -> None:
         self._facts = facts
         self._state = state
-        self._workers = None if workers == 0 and facts.has("lives") else workers
+        self._missed = missed
         self._options = facts.options()
 
     def __iter__(self) -> Iterator[Reason]:
@@ -170,8 +166,8 @@ class _Words:
                 f"{'job runs' if facts.number('running') == 1 else 'jobs run'}, and one of them has to end first",
                 count=most,
             )
-        if self._workers == 0:
-            yield Reason("no_worker", "no worker of this queue is connected to the server")
+        if self._missed is not None:
+            yield Reason("no_worker", self._missed)
 
     def _in_line(self) -> Iterator[Reason]:
         facts = self._facts
@@ -185,7 +181,7 @@ class _Words:
             yield Reason(
                 "next",
                 "it is the next in the line: the first worker with a free slot takes it"
-                + (f" ({running} of the queue's jobs run now)" if running and self._workers != 0 else ""),
+                + (f" ({running} of the queue's jobs run now)" if running and self._missed is None else ""),
                 count=0,
             )
 
@@ -301,8 +297,8 @@ class _Words:
         else:
             within = max(facts.number("sweep ms"), 0) / 1000 + _CONFIRM + (0 if facts.number("marked") else _SWEEP)
         back = facts.now + timedelta(seconds=within)
-        if self._workers == 0:
-            then = "no worker of this queue is connected to the server that would put it back into the line"
+        if self._missed is not None:
+            then = f"{self._missed}, and only a worker puts it back into the line"
         else:
             then = f"a sweep of the workers puts it back into the line within {_span(within)} or so"
         text = f"{worker} has started it{since}, but its lock has gone: that worker has died, or is cut off; {then}"

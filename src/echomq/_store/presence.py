@@ -157,13 +157,19 @@ async def last_seen(line: Line) -> datetime | None:
 
     None if none is there, and none of ours was there in the last day.
     """
-    clients, seen, time = await asyncio.gather(
+    return (await seen(line))[1]
+
+
+async def seen(line: Line) -> tuple[bool | None, datetime | None]:
+    """Whether a worker is connected (None: the server does not say), and ``last_seen``."""
+    clients, last, time = await asyncio.gather(
         _clients(line), line.ask("HGET", line.keys.resolve(_KEY), _SEEN), line.ask("TIME")
     )
     if clients:
         assert isinstance(time, list)
-        return to_moment(int(time[0]) * 1000)  # type: ignore[arg-type]
-    return to_moment(int(seen)) if isinstance(seen, bytes) and seen.isdigit() else None
+        return True, to_moment(int(time[0]) * 1000)  # type: ignore[arg-type]
+    moment = to_moment(int(last)) if isinstance(last, bytes) and last.isdigit() else None
+    return None if clients is None else False, moment
 
 
 async def _clients(line: Line) -> list[_Client] | None:
