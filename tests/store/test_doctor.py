@@ -7,10 +7,11 @@ import re
 import pytest
 import redis
 
-from echomq import BrokenKey
+from echomq import BrokenKey, InvalidOption, JobLocked
 from echomq.doctor import KINDS, Doctor, Finding, Report
 from tests.store.doctor_damage import CASES, Case, healthy
 from tests.store.scripts import Dump, Queue
+from tests.support.proxy import Proxy, needle
 from tests.support.server import Server
 
 
@@ -135,6 +136,209 @@ async def test_beside_a_key_that_cannot_be_read_a_repair_is_whole_or_none(
             report = await doctor.examine("q")
             wrong = [one for one in report.findings if one.kind == "key-of-wrong-type"]
             assert [one.subject for one in wrong] == [f"emq:{{q}}:{name}"]
+
+
+async def test_a_key_of_ours_that_lost_its_expiry_gets_one(queue: Queue, doctor: Doctor) -> None:
+    calls = queue.keys.resolve("calls")
+    queue.command("PERSIST", calls)
+    before = queue.dump()
+    [found] = of_queues(await doctor.examine("q"))
+    assert (found.kind, found.subject) == ("own-key-without-expiry", "calls")
+    assert await doctor.fix(found) == 1
+    assert queue.command("TTL", calls) > 3000
+    assert queue.dump() == before
+    assert kinds(await doctor.examine("q")) == []
+    assert await doctor.fix(found) == 0
+
+
+@pytest.mark.parametrize("names", [(), ("gone",)])
+async def test_what_a_queue_that_is_no_more_has_left_is_removed(
+    names: tuple[str, ...], queue: Queue, doctor: Doctor
+) -> None:
+    queue.command("HSET", "emqx:{gone}:paused-schedulers", "daily", "{}")
+    queue.command("SET", "emqx:{gone}:v5", "1", "EX", "100")  # goes by itself
+    queue.command("SET", "emqx:{gone}:notes", "of another program")
+    before = queue.dump()
+    [found] = of_queues(await doctor.examine(*names))
+    assert (found.kind, found.queue, found.subject) == ("leftover-own-key", "gone", "paused-schedulers")
+    assert await doctor.fix(found) == 1
+    assert changed(before, queue.dump()) == {"emqx:{gone}:paused-schedulers"}
+    assert kinds(await doctor.examine()) == []
+
+
+async def test_a_queue_that_has_come_back_keeps_its_paused_schedules(queue: Queue, doctor: Doctor) -> None:
+    queue.command("HSET", "emqx:{gone}:paused-schedulers", "daily", "{}")
+    [found] = of_queues(await doctor.examine("gone"))
+    queue.command("SET", "emq:{gone}:id", "1")
+    assert await doctor.fix(found) == 0
+    assert queue.command("EXISTS", "emqx:{gone}:paused-schedulers") == 1
+
+
+async def test_keys_of_other_programs_are_left_alone(queue: Queue, doctor: Doctor) -> None:
+    for key in (
+        "emq",
+        "emq:",
+        "emq:{q}",
+        "emq:plain",
+        "emq:plain:17",
+        "emqx",
+        "emqx:",
+        "emqx:{q}:notes",
+        "emqa:{q}:wait",
+    ):
+        queue.command("SET", key, "1")
+    for key in ("emq:other:1", "emq:{notes}:17", "emq:{notes}:17:logs"):
+        queue.command("RPUSH", key, "1")
+    queue.command("SET", "emqx::effect:mail", "1")
+    assert kinds(await doctor.examine()) == []
+
+
+ONLY_TOLD = {
+    "partial-job": (("HSET", "~ruin", "processedOn", "1", "ats", "1"), "ruin"),
+    "job-of-wrong-type": (("SET", "~w1", "rubbish"), "w1"),
+    "key-of-wrong-type": (("SET", "~stalled", "rubbish"), "emq:{q}:stalled"),
+}
+
+
+@pytest.mark.parametrize("kind", ONLY_TOLD)
+async def test_what_only_people_can_judge_is_told_and_left(kind: str, queue: Queue, doctor: Doctor) -> None:
+    command, subject = ONLY_TOLD[kind]
+    if kind == "job-of-wrong-type":
+        queue.command("DEL", "~w1")
+    queue.command(*command)
+    [found] = of_queues(await doctor.examine("q"))
+    assert (found.kind, found.subject, found.fixable) == (kind, subject, False)
+    before = queue.dump()
+    with pytest.raises(InvalidOption, match=kind):
+        await doctor.fix(found)
+    assert queue.dump() == before
+
+
+async def test_jobs_that_wait_too_long_are_told_where_a_bound_is_given(queue: Queue, doctor: Doctor) -> None:
+    queue.command("HSET", "~w0", "timestamp", int(queue.command("TIME")[0]) * 1000 - 3_600_000)
+    assert kinds(await doctor.examine("q")) == []
+    report = await doctor.examine("q", oldest_waiting=600)
+    assert kinds(report) == [("old-waiting-job", "w0")]
+    assert report.queues[0].oldest_waiting == "w0"
+    assert 3590 < (report.queues[0].oldest_waiting_age or 0) < 3700
+
+
+async def test_a_job_that_was_delayed_has_not_waited_since_it_was_added(queue: Queue, doctor: Doctor) -> None:
+    now = int(queue.command("TIME")[0]) * 1000
+    queue.command("HSET", "~w0", "timestamp", now - 3_600_000, "opts", '{"delay":3590000}')
+    assert kinds(await doctor.examine("q", oldest_waiting=600)) == []
+
+
+async def test_dead_letters_are_looked_at_with_their_queue(queue: Queue, doctor: Doctor) -> None:
+    dead = Queue(queue.client, prefix="emq")
+    dead.keys = queue.keys.dead_letters
+    dead.base, dead.clock = dead.keys.base, None
+    dead.add(job_id="letter")
+    dead.command("LPUSH", "~wait", "nobody")
+    before = queue.dump()
+    [found] = of_queues(await doctor.examine("q"))
+    assert (found.kind, found.queue, found.subject, found.dead_letters) == ("ghost-id", "q", "nobody", True)
+    assert await doctor.fix(found) == 1
+    assert changed(before, queue.dump()) == {"emq:{q}-dead:wait"}
+    assert kinds(await doctor.examine()) == []
+
+
+# -- what has moved by then
+
+
+async def test_an_id_whose_job_was_added_by_then_stays_in_line(queue: Queue, doctor: Doctor) -> None:
+    queue.command("LPUSH", "~wait", "nobody")
+    [found] = of_queues(await doctor.examine("q"))
+    queue.command("LREM", "~wait", "0", "nobody")
+    queue.add(job_id="nobody")
+    before = queue.dump()
+    assert await doctor.fix(found) == 0
+    assert queue.dump() == before
+
+
+async def test_a_job_that_is_being_run_again_by_then_is_left_to_its_worker(queue: Queue, doctor: Doctor) -> None:
+    queue.command("RPUSH", "~active", "done")
+    [found] = of_queues(await doctor.examine("q"))
+    queue.command("SET", "~done:lock", "token", "PX", "30000")
+    before = queue.dump()
+    with pytest.raises(JobLocked):
+        await doctor.fix(found)
+    assert queue.dump() == before
+
+
+async def test_a_run_whose_lock_was_renewed_by_then_goes_on(queue: Queue, doctor: Doctor) -> None:
+    queue.command("DEL", "~runs:lock")
+    queue.command("HSET", "~runs", "processedOn", "1")
+    [found] = of_queues(await doctor.examine("q"))
+    assert found.kind == "run-without-lock"
+    queue.command("SET", "~runs:lock", "token", "PX", "30000")
+    before = queue.dump()
+    assert await doctor.fix(found) == 0
+    assert queue.dump() == before
+
+
+async def test_a_deduplication_id_that_another_holds_by_then_stays(queue: Queue, doctor: Doctor) -> None:
+    queue.command("SET", "~de:E", "vanished")
+    [found] = of_queues(await doctor.examine("q"))
+    queue.command("DEL", "~de:E")
+    queue.add(job_id="new", de={"id": "E"})
+    before = queue.dump()
+    assert await doctor.fix(found) == 0
+    assert queue.dump() == before
+
+
+async def test_a_lost_job_that_was_added_anew_by_then_is_not_doubled(queue: Queue, doctor: Doctor) -> None:
+    queue.command("LREM", "~wait", "0", "w1")
+    [found] = of_queues(await doctor.examine("q"))
+    queue.command("DEL", "~w1")
+    queue.add(job_id="w1")
+    before = queue.dump()
+    assert await doctor.fix(found) == 0
+    assert queue.dump() == before
+
+
+async def test_a_schedule_that_was_removed_by_then_does_not_come_back(queue: Queue, doctor: Doctor) -> None:
+    queue.command("ZREM", "~repeat", "hourly")
+    [found] = of_queues(await doctor.examine("q"))
+    queue.command("DEL", "~repeat:hourly")
+    before = queue.dump()
+    assert await doctor.fix(found) == 0
+    assert queue.dump() == before
+
+
+async def test_a_schedule_that_was_put_away_by_a_doctor_who_died_goes_on(queue: Queue, doctor: Doctor) -> None:
+    queue.command("ZREM", "~repeat", "hourly")
+    [found] = of_queues(await doctor.examine("q"))
+    queue.run("shelveSchedule-15", "hourly", "2")
+    assert queue.get("repeat:hourly") is None
+    [again] = of_queues(await doctor.examine("q"))
+    assert (again.kind, again.subject) == ("schedule-without-slot", "hourly")
+    assert await doctor.fix(found) == 1
+    assert queue.get("repeat:hourly")["every"] == "3600000"
+    assert kinds(await doctor.examine("q")) == []
+    assert queue.command("EXISTS", queue.keys.resolve("paused_schedulers")) == 0
+
+
+@pytest.mark.parametrize("end", [("limit", "1"), ("endDate", "1")])
+async def test_a_schedule_that_has_come_to_its_end_is_no_finding(
+    end: tuple[str, str], queue: Queue, doctor: Doctor
+) -> None:
+    [run] = [key for key in queue.dump() if key.startswith("emq:{q}:repeat:hourly:")]
+    queue.command("HSET", "~repeat:hourly", *end)
+    queue.command("ZREM", "~delayed", run.removeprefix(queue.base))
+    queue.command("DEL", run)
+    assert kinds(await doctor.examine("q")) == []
+
+
+async def test_a_lost_reply_of_a_repair_repairs_once(queue: Queue, server: Server) -> None:
+    async with Proxy(server) as proxy:
+        proxied = Doctor(proxy.url)
+        queue.command("HSET", "~dn:E", "name", "n", "data", "{}", "opts", '{"de":{"id":"E"}}', "jid", "77")
+        [found] = of_queues(await proxied.examine("q"))
+        proxy.lose("reply", needle("freeDeduplication-11"))
+        await proxied.fix(found)
+        assert queue.command("LRANGE", "~wait", 0, -1).count("77") == 1
+        assert kinds(await proxied.examine("q")) == []
 
 
 def test_every_kind_that_can_be_repaired_has_a_damage_here() -> None:

@@ -84,14 +84,16 @@ class Round:
             if keys.hash_tag:
                 self._ward(keys.dead_letters)
         await self._walk(link, patience, all_queues=not queues)
-        workers = await self._workers(link, patience)
-        facts = []
-        for ward in list(self._wards.values()):
-            if ward is not None:
-                name = id_out(ward.keys.client_name() or "")
-                seen = None if workers is None else sum(one == name or one.startswith(name + b":w:") for one in workers)
-                facts.append(await ward.examine(self._oldest_waiting, seen))
-        return [one for one in facts if one is not None]
+        return [facts for name in list(self._wards) if (facts := await self._examined(name)) is not None]
+
+    async def _examined(self, name: bytes) -> QueueFacts | None:
+        ward = self._wards[name]
+        if ward is None:
+            return None
+        facts = await ward.examine(self._oldest_waiting)
+        self._wards[name] = None  # what it has met may be much
+        await ward.line.close()
+        return facts
 
     def _ward(self, keys: QueueKeys) -> Ward:
         name = id_out(keys.protocol_name)
@@ -135,16 +137,6 @@ class Round:
                     await ward.meet(key)
             if cursor == b"0":
                 return
-
-    async def _workers(self, link: Link, patience: Patience) -> list[bytes] | None:
-        try:
-            reply = await read_command(link, ("CLIENT", "LIST"), patience)
-        except ServerError as error:
-            self._missed.append(f"the workers: {error}")
-            return None
-        lines = reply.splitlines() if isinstance(reply, bytes) else []
-        fields = (dict(word.split(b"=", 1) for word in line.split() if b"=" in word) for line in lines)
-        return [one.get(b"name", b"") for one in fields]
 
 
 async def fix(connection: Connection, prefix: str, hash_tag: bool | None, finding: Finding) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from echomq._redis.wire import Argument, Reply
-from echomq._store import heal, names, read, schedule
+from echomq._store import heal, names, presence, read, schedule
 from echomq._store.codec import decode_id, id_out
 from echomq._store.keys import OWN_SUFFIXES, QueueKeys
 from echomq._store.line import Line
@@ -215,7 +215,7 @@ class Ward:
         """Whether there is a queue of this name at all, and not just a key of another program that is named like one."""
         return bool(self.met.known & {"meta", "id", "repeat", *_SETS, *_LISTS})
 
-    async def examine(self, oldest_waiting: float | None, workers: int | None) -> QueueFacts | None:
+    async def examine(self, oldest_waiting: float | None) -> QueueFacts | None:
         """Looks at all of it. What cannot be read is said, and does not keep the rest from being looked at."""
         await self._careful("its jobs", self._look_at_jobs())
         if not self.is_a_queue:
@@ -232,7 +232,7 @@ class Ward:
         await self._careful("its schedules", self._schedules())
         await self._careful("its bounds", self._bounds())
         await self._careful("the keys of our own", self._own_keys())
-        return await self._careful("its facts", self._facts(oldest_waiting, workers))
+        return await self._careful("its facts", self._facts(oldest_waiting))
 
     async def _careful(self, what: str, looking: Awaitable[T]) -> T | None:
         try:
@@ -590,7 +590,7 @@ class Ward:
 
     # -- facts
 
-    async def _facts(self, oldest_waiting: float | None, workers: int | None) -> QueueFacts:
+    async def _facts(self, oldest_waiting: float | None) -> QueueFacts:
         counts = await read.counts(self.line, JOB_STATES)
         paused = await read.is_paused(self.line)
         oldest, age = await self._oldest()
@@ -598,6 +598,8 @@ class Ward:
             text = f"job {oldest!r} has waited for {age:,.0f} s"
             self._tell("old-waiting-job", oldest, text)
         memory = await self._careful("its memory", self._memory(sum(counts.values())))
+        seen = await self._careful("its workers", presence.workers(self.line))
+        workers = None if seen is None else len(seen)
         return QueueFacts(self.keys.queue, counts, paused, workers, oldest, age, memory)
 
     async def _oldest(self) -> tuple[str | None, float | None]:
@@ -614,7 +616,10 @@ class Ward:
         oldest: tuple[float, str] | None = None
         for job_id in [*wait, *prioritized]:
             assert isinstance(job_id, bytes)
-            found = await self.line.ask("HMGET", self._base + job_id, "timestamp", "processedOn", "opts")
+            try:
+                found = await self.line.ask("HMGET", self._base + job_id, "timestamp", "processedOn", "opts")
+            except ServerError:  # no hash: a finding of its own
+                continue
             since = _waits_since(found)
             if since is not None and (oldest is None or since < oldest[0]):
                 oldest = since, decode_id(job_id)

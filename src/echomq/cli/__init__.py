@@ -12,6 +12,11 @@ _COMMANDS: Final = {
     "job": ("echomq.cli.job", "app", "Look at jobs; add, retry, promote, remove, wait for one."),
     "workers": ("echomq.cli.workers", "workers", "List the workers, and what they run."),
     "top": ("echomq.cli.top", "top", "Show queues and workers, live, on the whole terminal."),
+    "doctor": (
+        "echomq.cli.doctor",
+        "doctor",
+        "Look at the server and its queues for what is not as it should be; repair it.",
+    ),
     "metrics": ("echomq.cli.metrics", "metrics", "Serve queues to Prometheus, until SIGTERM or SIGINT (Ctrl-C)."),
     "demo": ("echomq.cli.demo", "demo", "Enrol learners while workers are killed, and audit the outcome."),
     "bench": ("echomq.cli.bench", "bench", "Measure adding, draining and latency with jobs that do nothing."),
