@@ -19,7 +19,7 @@ from echomq.connection import Connection
 from echomq.errors import InvalidOption, ServerError
 from echomq.findings import KINDS, Finding, QueueFacts, Report, ServerFacts
 
-_PAGE: Final = "1000"
+_PAGE: Final = "500"
 
 
 class Round:

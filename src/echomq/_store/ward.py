@@ -26,7 +26,8 @@ from echomq.findings import KINDS, Finding, QueueFacts
 from echomq.models import JOB_STATES
 
 _PAGE: Final = 1000
-_LOOK: Final = 200
+_LOOK: Final = 100
+_LOST: Final = 500
 _AT_ONCE: Final = 50
 _MOST: Final = 1000
 """Of one kind in one queue no more is told: these are to be repaired first."""
@@ -391,8 +392,8 @@ class Ward:
             looked = await self._states(ordered[start : start + _LOOK])
             still += [one for one, kind, places, *_ in looked if kind in (b"hash", b"part") and not places]
         way = heal.Way.of_line(self.line)
-        for start in range(0, len(still), _LOOK):
-            for job_id, mark in await heal.lost_at_once(way, still[start : start + _LOOK]):
+        for start in range(0, len(still), _LOST):
+            for job_id, mark in await heal.lost_at_once(way, still[start : start + _LOST]):
                 name = decode_id(job_id)
                 if mark:
                     self._tell(

@@ -15,7 +15,7 @@ _COMMANDS: Final = {
     "doctor": (
         "echomq.cli.doctor",
         "doctor",
-        "Look at the server and its queues for what is not as it should be; repair it.",
+        "Find what is not as it should be in a server and its queues, and repair it.",
     ),
     "metrics": ("echomq.cli.metrics", "metrics", "Serve queues to Prometheus, until SIGTERM or SIGINT (Ctrl-C)."),
     "demo": ("echomq.cli.demo", "demo", "Enrol learners while workers are killed, and audit the outcome."),

@@ -1,4 +1,4 @@
---- What stands under each of these ids, at most 200: a job? in which sets? what of it is held?
+--- What stands under each of these ids, at most 100: a job? in which sets? what of it is held?
 --- @key completed
 --- @key failed
 --- @key delayed
