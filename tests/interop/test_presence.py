@@ -55,6 +55,22 @@ async def test_a_worker_without_a_name_is_seen_with_one_that_is_its_own(bull: Pa
         assert sorted(seen) == sorted([first.name, second.name])
 
 
+async def test_a_worker_is_seen_also_while_it_is_busy_or_paused(bull: Pair) -> None:
+    """It has nothing to block for then, but by the connection on which it blocks it is known."""
+    job_id = await bull.theirs.add("hang")
+    async with bull.worker(name="busy") as worker:
+        await wait_until(lambda: bull.runs.of(job_id))
+
+        async def seen() -> bool:
+            return [one["rawname"].rpartition(":w:")[2] for one in await bull.theirs.workers()] == ["busy"]
+
+        await wait_until(seen)
+        bull.runs.gates[job_id].set()
+        await bull.theirs.wait(job_id)
+        await worker.pause()
+        await wait_until(seen)
+
+
 async def test_a_worker_is_seen_again_after_its_connections_were_killed(bull: Pair, server: Server) -> None:
     async with bull.worker(name="phoenix"):
         server.cli("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
