@@ -11,7 +11,7 @@ import pytest
 
 from echomq import Connection, Queue, Worker
 from echomq._store.keys import QueueKeys
-from echomq._store.presence import Record, last_seen, workers
+from echomq._store.presence import Record, seen, workers
 from tests.store.scripts import Queue as Scripts
 from tests.store.scripts import T, pairs, text
 from tests.support.server import Server
@@ -142,27 +142,34 @@ async def test_a_user_who_may_not_list_clients_sees_our_workers(make_server: Cal
     async with Connection(url) as connection, Queue("q", connection=connection) as queue:
         async with Worker(queue, nothing, name="desk"):
 
-            async def seen() -> bool:
+            async def listed() -> bool:
                 return [(one.name, one.is_connected) for one in await queue.workers()] == [("desk", None)]
 
-            await wait_until(seen)
-            assert await last_seen(queue._home.line) is not None
+            await wait_until(listed)
+            connected, last = await seen(queue._home.line)
+            assert connected is None
+            assert last is not None
         assert await queue.workers() == []
 
 
 async def test_when_a_worker_was_last_seen_is_known_after_its_end(queue: Queue, server: Server) -> None:
-    assert await last_seen(queue._home.line) is None
+    assert await seen(queue._home.line) == (False, None)
     async with Worker(queue, nothing, stalled_interval=60) as worker:
         await worker.ready()
         await wait_until(lambda: server.cli("HLEN", KEY) == 2)
-        assert await last_seen(queue._home.line) is not None
         server.cli("HSET", KEY, "seen", T)
-        there = await last_seen(queue._home.line)
-        assert there is not None
-        assert there.timestamp() * 1000 > T  # for it is there now
+
+        async def connected() -> bool:
+            return (await seen(queue._home.line))[0] is True
+
+        await wait_until(connected)
+        _, last = await seen(queue._home.line)
+        assert last is not None
+        assert last.timestamp() * 1000 > T  # for it is there now
     assert server.cli("HKEYS", KEY) == [b"seen"]
-    last = await last_seen(queue._home.line)
+    is_connected, last = await seen(queue._home.line)
+    assert is_connected is False
     assert last is not None
     assert last.timestamp() * 1000 == T
     server.cli("HSET", KEY, "seen", "rubbish")
-    assert await last_seen(queue._home.line) is None
+    assert await seen(queue._home.line) == (False, None)

@@ -92,11 +92,10 @@ async def leave(link: Link, keys: QueueKeys, present_id: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Client:
-    """A worker's connection, as CLIENT LIST shows it: times are seconds."""
+    """A worker's connection, as CLIENT LIST shows it; ``idle`` is seconds since it was used."""
 
     worker: str
     address: str
-    age: int
     idle: int
     library: str | None
 
@@ -108,10 +107,10 @@ async def workers(line: Line) -> list[WorkerInfo]:
     for client in clients or ():
         unclaimed[client.worker].append(client)
     found = []
-    for seen, until, record in records:
+    for at, until, record in records:
         if until > now:
             same = unclaimed[plain(record.name)]
-            ours = _ours(line.keys, record, seen, running.get(record.name, ()), same.pop() if same else None, now)
+            ours = _ours(line.keys, record, at, running.get(record.name, ()), same.pop() if same else None, now)
             found.append(ours if clients is not None else msgspec.structs.replace(ours, is_connected=None))
     for same in unclaimed.values():
         found += [_others(line.keys, client, running.get(client.worker, ()), now) for client in same]
@@ -119,14 +118,14 @@ async def workers(line: Line) -> list[WorkerInfo]:
 
 
 def _ours(
-    keys: QueueKeys, record: Record, seen: int, jobs: tuple[CurrentJob, ...], client: _Client | None, now: int
+    keys: QueueKeys, record: Record, at: int, jobs: tuple[CurrentJob, ...], client: _Client | None, now: int
 ) -> WorkerInfo:
     return WorkerInfo(
         queue=keys.queue,
         name=record.name,
         is_connected=client is not None,
-        last_seen=to_moment(seen if client is None else max(seen, now - client.idle * 1000)),
-        started_at=to_moment(seen - record.up),
+        last_seen=to_moment(at if client is None else max(at, now - client.idle * 1000)),
+        started_at=to_moment(at - record.up),
         address=None if client is None else client.address,
         library=None if client is None else client.library,
         host=record.host,
@@ -152,16 +151,11 @@ def _others(keys: QueueKeys, client: _Client, jobs: tuple[CurrentJob, ...], now:
     )
 
 
-async def last_seen(line: Line) -> datetime | None:
-    """When a worker of the queue, of any runtime, was last there: now, if one is.
-
-    None if none is there, and none of ours was there in the last day.
-    """
-    return (await seen(line))[1]
-
-
 async def seen(line: Line) -> tuple[bool | None, datetime | None]:
-    """Whether a worker is connected (None: the server does not say), and ``last_seen``."""
+    """Whether a worker of any runtime is connected, and when one was last there: now, if one is.
+
+    The first is None where the server does not say, the second where none of ours was there in the last day.
+    """
     clients, last, time = await asyncio.gather(
         _clients(line), line.ask("HGET", line.keys.resolve(_KEY), _SEEN), line.ask("TIME")
     )
@@ -199,7 +193,6 @@ def _client(line: bytes, worker: bytes) -> _Client:
     return _Client(
         worker.decode("utf-8", "replace"),
         fields.get("addr", ""),
-        int(fields.get("age", "0")),
         int(fields.get("idle", "0")),
         library or None,
     )
