@@ -95,7 +95,8 @@ class OpenTelemetry:
 
     def start(self, operation: str, queue: str, kind: SpanKind, attributes: Attributes, carried: str | None) -> Span:
         """See ``Telemetry``."""
-        above = self._context.get_current()
+        # Where the worker was started says nothing about its jobs: without what they carry, their runs begin traces.
+        above = self._context.Context() if kind == "consumer" else self._context.get_current()
         if carried is not None:
             above = self._propagate.extract(_carrier(carried), above)
         to = f"{queue}.{attributes[JOB_NAME]}" if operation == "add" else queue  # as BullMQ names its spans
