@@ -43,6 +43,7 @@ from echomq.options import (
 from echomq.queue_admin import QueueAdmin
 
 _MOST_FIELDS: Final = 100
+_MOST_CHARACTERS: Final = 65_536
 _MOST_NAMES: Final = 100
 _PAGE: Final = 100
 _LARGEST_PAGE: Final = 1_000
@@ -554,7 +555,7 @@ class Queue:
 
         Args:
             name: not that of an event of the queue's own.
-            fields: texts, numbers and truth values; they arrive as texts.
+            fields: texts of at most 65,536 characters, numbers and truth values; they arrive as texts.
 
         Raises:
             InvalidOption: a name or a field breaks a rule.
@@ -579,6 +580,11 @@ class Queue:
             if not isinstance(value, (str, int, float)):
                 raise InvalidOption(
                     f"{field}={shown(value)}: a field of an event must be a text, a number, True or False"
+                )
+            if isinstance(value, str) and len(value) > _MOST_CHARACTERS:
+                raise InvalidOption(
+                    f"{field}={shown(value)}: has {len(value):,} characters, and an event's field at most {_MOST_CHARACTERS:,}; "
+                    "store it elsewhere and send where it is"
                 )
         await control.publish(self._home.line, name, fields)
 

@@ -3,7 +3,7 @@
 --- @key events
 --- @key calls
 --- @rest
---- @use clock check queue_meta
+--- @use clock check queue_meta event_log
 --- @lane
 --- @returns now
 
@@ -13,4 +13,9 @@ check.stream(events)
 local now, now_text = clock.read(clock_given)
 
 redis.call("XADD", events, "MAXLEN", "~", settings.max_events, "*", "event", unpack(ARGV, rest))
+local said_bytes = 0
+for at = rest, #ARGV do
+  said_bytes = said_bytes + #ARGV[at]
+end
+event_log.wrote(events, meta, said_bytes, number)
 return calls_kept.keep(calls, lane, number, now, now_text, { now_text })

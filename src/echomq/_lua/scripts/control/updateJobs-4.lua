@@ -4,7 +4,7 @@
 --- @key active
 --- @key calls
 --- @rest
---- @use clock check queue_meta
+--- @use clock check queue_meta event_log place
 --- @lane
 --- @returns now, and for each -1 no such job | -6 its run is over | a text that says what is broken | else how many lines its log has (0 for what is no line)
 
@@ -49,6 +49,7 @@ for at = rest, #ARGV, PARTS do
 end
 local now, now_text = clock.read(clock_given)
 
+local said_bytes = 0   -- that values take in the events
 redis.call("HDEL", calls, "")   -- there is none: a write that a full memory does not refuse, nor then what a running job tells
 for index = 1, #answers do
   local at = rest + (index - 1) * PARTS
@@ -60,7 +61,13 @@ for index = 1, #answers do
   if what == "progress" then
     queue_meta.write_default(meta, settings)
     redis.call("HSET", key, "progress", value)
-    redis.pcall("XADD", events, "MAXLEN", "~", settings.max_events, "*", "event", "progress", "jobId", id, "data", value)
+    if #value > event_log.LARGEST then   -- the job alone has it
+      redis.pcall("XADD", events, "MAXLEN", "~", settings.max_events, "*", "event", "progress", "jobId", id, "data", "null",
+        "dataBytes", place.whole(#value))
+    else
+      redis.pcall("XADD", events, "MAXLEN", "~", settings.max_events, "*", "event", "progress", "jobId", id, "data", value)
+      said_bytes = said_bytes + #value
+    end
   elseif what == "data" then
     redis.call("HSET", key, "data", value)
   elseif what == "log" then
@@ -73,4 +80,5 @@ for index = 1, #answers do
     answers[index] = length
   end
 end
+event_log.wrote(events, meta, said_bytes, number)
 return calls_kept.keep(calls, lane, number, now, now_text, { now_text, unpack(answers) })

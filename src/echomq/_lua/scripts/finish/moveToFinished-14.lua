@@ -22,7 +22,7 @@
 --- @arg metrics_points number
 --- @arg outcomes number
 --- @rest
---- @use clock check queue_meta paused_list neighbours fetching place promotion leaving parents dedup retention metrics job_keys dead_letter
+--- @use clock check queue_meta paused_list neighbours fetching place promotion leaving parents dedup retention metrics job_keys dead_letter event_log
 --- @lane custom
 --- @returns now, a code for each outcome (0 and above: done; a text: BROKEN, why nothing changed, or STORED, but what was left undone), flags, milliseconds of a rate limit, next due time, ids without a job to run, then id and hash of each job
 
@@ -106,6 +106,8 @@ local function store_members()
   end
 end
 
+local said_bytes = 0   -- that values take in the events
+
 --- Decorates an ended job, or removes it; then says so.
 local function store_end(target, job_id, key, rule, value_field, value, made, parent, fields)
   if rule.count == 0 then
@@ -120,7 +122,11 @@ local function store_end(target, job_id, key, rule, value_field, value, made, pa
   if fields and fields[1] == "resultError" then   -- ours: who waits for the result is told why it is null
     redis.pcall("XADD", events, "*", "event", target, "jobId", job_id, value_field, value, "prev", "active",
       "resultError", fields[2])
+  elseif #value > event_log.LARGEST and target == "completed" and rule.count ~= 0 then   -- ours: the job alone has it
+    redis.pcall("XADD", events, "*", "event", target, "jobId", job_id, value_field, "null", "prev", "active",
+      "resultBytes", place.whole(#value))
   else
+    said_bytes = said_bytes + #value
     redis.pcall("XADD", events, "*", "event", target, "jobId", job_id, value_field, value, "prev", "active")
   end
   ended[target] = ended[target] + 1
@@ -323,6 +329,8 @@ leaving.drop_locks(state)
 if freed > 0 then
   queue_meta.write_default(meta, settings)   -- else the queue may have been obliterated, and is not begun anew
 end
+
+event_log.wrote(events, meta, said_bytes, number)
 
 local budget = 2 * outcomes + 50
 for target, set in pairs({ completed = completed, failed = failed }) do

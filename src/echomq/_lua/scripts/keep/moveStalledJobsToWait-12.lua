@@ -19,7 +19,7 @@
 --- @arg worker
 --- @arg record
 --- @arg lives_ms number
---- @use clock check queue_meta place paused_list workers_seen
+--- @use clock check queue_meta place paused_list workers_seen event_log
 --- @lane
 --- @returns now, milliseconds until the next sweep may begin, the step that follows (0: none), then the ids that went back
 
@@ -101,6 +101,7 @@ end
 local now, now_text = clock.read(clock_given)
 redis.call("XTRIM", events, "MAXLEN", "~", settings.max_events)   -- first, so that a full memory does not refuse the rest
 if step == 0 then
+  event_log.trim(events, meta)
   redis.call("SET", check_at, now_text, "PX", interval_ms)
   forget_lanes(now)
   say_who_asks(now, now_text)
