@@ -216,6 +216,7 @@ class QueueAdmin:
         check_whole(max_len, "max_len", least=0)
         return await admin.trim_events(self._home.line, max_len, check_on_progress(on_progress))
 
+    @traced("limitEvents")
     async def limit_events(self, *, count: int | None = None, bytes: int | None = None) -> None:
         """Sets how long the event log of this queue may grow; whatever writes an event from then on keeps to it.
 
