@@ -94,7 +94,7 @@ async def test_show_of_a_job_that_somebody_broke(server: Server) -> None:
 
 
 async def test_a_job_that_is_not_there(url: str) -> None:
-    for verb in ("show", "retry", "promote", "remove", "logs", "wait"):
+    for verb in ("show", "retry", "promote", "remove", "logs", "explain", "wait"):
         words = ["--yes"] if verb == "remove" else []
         shown = await echomq("job", verb, "orders", "99", *words, url=url)
         assert (shown.code, shown.out) == (3, ""), verb
@@ -142,7 +142,7 @@ async def test_retry_promote_and_remove(url: str) -> None:
         assert await failed.refresh() is None
 
 
-async def test_logs(url: str) -> None:
+async def test_logs_and_explain(url: str) -> None:
     async with Queue("orders", connection=url) as queue:
         job = await queue.add("pack")
         for line in ("one", "two\x1b[31m", "three"):
@@ -151,6 +151,11 @@ async def test_logs(url: str) -> None:
         assert shown == {"queue": "orders", "id": "1", "lines": ["one", "two\x1b[31m", "three"], "count": 3}
         last = await echomq("job", "logs", "orders", job.id, "--last", "2", url=url)
         assert last.out == "two\\x1b[31m\nthree\n"
+        await queue.pause()
+        why = (await echomq("job", "explain", "orders", job.id, "--json", url=url)).json
+        assert (why["queue"], why["id"], why["state"]) == ("orders", "1", "waiting")
+        assert "paused" in {reason["kind"] for reason in why["reasons"]}
+        assert "pause" in (await echomq("job", "explain", "orders", job.id, url=url)).out
 
 
 async def test_wait(url: str) -> None:

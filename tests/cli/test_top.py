@@ -127,8 +127,8 @@ async def test_a_signal_ends_it_and_gives_the_terminal_back(url: str, number: in
 async def test_an_exception_gives_the_terminal_back_first(url: str) -> None:
     broken = (
         "import sys\nfrom echomq.cli import main\nfrom echomq.cli._top.watch import Watch\n"
-        "async def look(*_, **__): raise RuntimeError('broken on purpose')\n"
-        "Watch.look = look\nsys.argv = ['echomq', 'top']\nmain()\n"
+        "async def find(*_): raise RuntimeError('broken on purpose')\n"
+        "Watch.find = find\nsys.argv = ['echomq', 'top']\nmain()\n"
     )
     async with Terminal([], url=url, program=[sys.executable, "-c", broken]) as terminal:
         await terminal.says(OTHER_SCREEN)
@@ -143,7 +143,7 @@ async def test_it_says_that_the_server_is_away_and_goes_on_when_it_is_back(make_
     async with Queue("away", connection=server.url) as queue:
         await queue.add("x")
     async with Terminal(["top", "--interval", "0.1"], url=server.url) as terminal:
-        await terminal.says("away")
+        await terminal.says("workers of away: none")
         server.kill()
         await terminal.says("SERVER AWAY")
         await terminal.says("seen at")
@@ -153,6 +153,13 @@ async def test_it_says_that_the_server_is_away_and_goes_on_when_it_is_back(make_
         await wait_until(lambda: server.is_running)
         await terminal.says("echomq top")
         await wait_until(lambda: "SERVER AWAY" not in terminal.text.rpartition("echomq top")[2], what="it is back")
+        terminal.type("q")
+        assert await terminal.end() == 0
+    server.kill()
+    async with Terminal(["top", "--interval", "0.1"], url=server.url) as terminal:
+        await terminal.says("SERVER AWAY")
+        server.start()
+        await terminal.says("workers of away")
         terminal.type("q")
         assert await terminal.end() == 0
     gone = await echomq("top", "--once", url="redis://127.0.0.1:1")

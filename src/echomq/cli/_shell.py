@@ -45,6 +45,7 @@ _NO_READER: Final = 141
 """Exit code when whoever read the output has gone, as of a program that SIGPIPE ended."""
 
 _PATIENCE: Final = 3.0
+_SILENCE: Final = 5.0
 _PROGRESS_EVERY: Final = 0.1
 
 P = ParamSpec("P")
@@ -176,11 +177,13 @@ def _run(path: str, work: Callable[[], Coroutine[Any, Any, None]]) -> int:
 
 
 def _connection(url: str | None, timeout: float | None, patience: float) -> Connection:
-    """A server that is away is tried for as long as ``--timeout`` says; one that is silent is given up as soon."""
+    if not patience:  # what goes on looking wants to hear soon that it cannot
+        limit = _SILENCE if timeout is None else max(timeout, 0.001)
+        return Connection(url, wait=0, call_timeout=limit, connect_timeout=limit)
     if timeout is None:
         return Connection(url, wait=patience)
-    limit = max(timeout, 0.001)
-    return Connection(url, wait=timeout if patience else 0, call_timeout=limit, connect_timeout=limit)
+    # A server that is away is told of in time, with the reason; one that is silent has until --timeout.
+    return Connection(url, wait=timeout * 0.9, call_timeout=timeout + 1, connect_timeout=timeout + 1)
 
 
 async def _in_time(

@@ -31,9 +31,9 @@ async def doctor(
         float | None, seconds_option("--oldest-waiting", help="A job that waits longer is a finding: 90, 10m, 2h.")
     ] = None,
 ) -> None:
-    """Find what is not as it should be in a server and its queues, and repair it.
+    """Find what is not as it should be, and repair it.
 
-    It repairs what --fix names, and looks again before it does. It reads in small steps while the queues go on. Of each kind and
+    It looks at the server and its queues. It repairs what --fix names, and looks again before it does. It reads in small steps while the queues go on. Of each kind and
     queue the first 10 findings are shown; --json has all.
     Exit code 0: nothing was found, or nothing is left. 1: something was. 2: misuse.
     """

@@ -219,6 +219,20 @@ async def logs(
     shell.answer({"queue": queue, "id": job.id, "lines": lines, "count": found.count}, map(_text.harmless, lines))
 
 
+@command(app)
+async def explain(shell: Shell, queue: QueueName, job_id: JobId) -> None:
+    """Say why a job is where it is, and what comes next.
+
+    Exit code 3: it is not there.
+    """
+    job = await shell.job(queue, job_id)
+    found = await job.explain()
+    shell.answer(
+        {"queue": queue, "id": job.id, "state": found.state, "at": utc(found.at), "reasons": found.reasons},
+        map(_text.harmless, str(found).splitlines()),
+    )
+
+
 @command(app, is_timed=False)
 async def wait(shell: Shell, queue: QueueName, job_id: JobId) -> None:
     """Wait for a job to end, and print its result as JSON.

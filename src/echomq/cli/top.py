@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _FIND_EVERY: Final = 15.0
 _REDRAW_EVERY: Final = 1.0
+_LOOK_FOR_FIRST: Final = 0.1
+"""Seconds between two questions whether a queue has been found."""
 _WIDTH: Final = 160
 """Columns of a frame that no terminal shows."""
 
@@ -159,25 +161,34 @@ class _Live:
 
     async def _find(self) -> None:
         while True:
-            with contextlib.suppress(EchoMQError):  # _look tells of it
+            try:
                 await self._watch.find()
-                self._changed.set()
-                if self._watch.seen:
-                    await asyncio.sleep(_FIND_EVERY)
-                    continue
-            await asyncio.sleep(self._interval)
+            except EchoMQError as error:
+                self._away(error)
+            else:
+                if not self._watch.seen:
+                    self._watch.away = None
+            self._changed.set()
+            await asyncio.sleep(_FIND_EVERY if self._watch.seen else self._interval)
 
     async def _look(self) -> None:
         while True:
-            try:
+            if self._watch.seen:
                 selected = [] if self._view.selected is None else [self._view.selected]
-                await self._watch.look([*selected, *self._view.on_screen])
-                self._watch.away = None
-            except EchoMQError as error:
-                since = datetime.now(UTC) if self._watch.away is None else self._watch.away[0]
-                self._watch.away = (since, str(error))
-            self._changed.set()
-            await asyncio.sleep(self._interval)
+                try:
+                    await self._watch.look([*selected, *self._view.on_screen])
+                except EchoMQError as error:
+                    self._away(error)
+                else:
+                    self._watch.away = None
+                self._changed.set()
+                await asyncio.sleep(self._interval)
+            else:
+                await asyncio.sleep(min(self._interval, _LOOK_FOR_FIRST))
+
+    def _away(self, error: EchoMQError) -> None:
+        since = datetime.now(UTC) if self._watch.away is None else self._watch.away[0]
+        self._watch.away = (since, str(error))
 
     # -- keys ----------------------------------------------------------------------------------------------------------
 

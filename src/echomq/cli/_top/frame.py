@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-from rich.cells import set_cell_size
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from echomq.cli import _text
@@ -216,12 +216,9 @@ def _totals(watch: Watch) -> Text:
 
 def _queue_lines(view: View, found: Sequence[Seen], now: datetime, width: int, height: int | None) -> list[Text]:
     columns = _that_fit(width)
-    name_width = max(width - sum(column.width + _GAP for column in columns) - _STATE_WIDTH - _GAP, _LEAST_NAME)
-    if height is None:
-        name_width = min(name_width, max((len(one.queue) for one in found), default=0) + 1)
-        name_width = max(name_width, _LEAST_NAME)
-    else:
-        name_width = min(name_width, 48)
+    room = width - sum(column.width + _GAP for column in columns) - _STATE_WIDTH - _GAP
+    longest = max((cell_len(_text.one_line(one.queue, 200)) for one in found), default=0) + 1
+    name_width = max(min(room, longest), _LEAST_NAME)
     heading = Text(set_cell_size(_marked("QUEUE", view, ""), name_width), "bold")
     for column in columns:
         heading.append(" " * _GAP + _marked(column.title, view, column.title).rjust(column.width))

@@ -141,6 +141,8 @@ class Watch:
                 await queue.close()
         for name in names - self.seen.keys():
             self.seen[name] = Seen(name)
+        if not names:
+            self.at = datetime.now(UTC)
 
     async def look(self, first: Sequence[str] = (), *, everything: bool = False) -> None:
         """Looks at all queues once, and closely at some.
