@@ -41,13 +41,13 @@ async def test_progress_log_and_data_from_outside(queue: Queue) -> None:
     job = await queue.add("print", {"pages": 8})
     await job.update_progress({"done": 3, "of": 8})
     assert await job.log("page 3 is printed") == 1
-    assert await job.log("Seite 4 ist gedruckt: ü") == 2
+    assert await job.log("Seite 4 wird gedruckt: ü") == 2
     await job.update_data({"pages": 9})
     assert job.data == {"pages": 8}, "a record is of its moment"
     now = await found(queue)
     assert now.progress == {"done": 3, "of": 8}
     assert now.data == {"pages": 9}
-    assert await now.logs() == Logs(["page 3 is printed", "Seite 4 ist gedruckt: ü"], 2)
+    assert await now.logs() == Logs(["page 3 is printed", "Seite 4 wird gedruckt: ü"], 2)
 
 
 async def test_lines_in_both_orders_and_by_position(queue: Queue) -> None:
