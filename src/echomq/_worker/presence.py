@@ -10,9 +10,9 @@ import socket
 import time
 from collections.abc import Callable
 
-import echomq
 from echomq._store.codec import to_ms
 from echomq._store.presence import LONGEST_SILENCE, Present, Record, plain
+from echomq._version import __version__
 
 _numbers = itertools.count(1)
 
@@ -53,7 +53,7 @@ class Presence:
             name=self._name,
             host=socket.gethostname(),
             pid=os.getpid(),
-            version=echomq.__version__,
+            version=__version__,
             python=platform.python_version(),
             slots=self._slots,
             paused=self._is_paused(),
