@@ -80,6 +80,7 @@ class EchoMQ:
         self._tasks: dict[str, Task[Any, Any]] = {}
         self._queues: dict[str, Queue] = {}
         self._max_sizes: dict[str, int] = {}
+        self._results: dict[str, str | Queue] = {}  # by the name of the task
         self._unknown_logged = -_LOG_EVERY
 
     def __repr__(self) -> str:
@@ -116,6 +117,7 @@ class EchoMQ:
         queue: str = "default",
         timeout: Duration | None = None,
         retry_policy: RetryPolicy | None = None,
+        results_queue: str | Queue | None = None,
         attempts: int = 0,
         backoff: Backoff | Duration | None = None,
         priority: int = 0,
@@ -138,6 +140,7 @@ class EchoMQ:
         queue: str = "default",
         timeout: Duration | None = None,
         retry_policy: RetryPolicy | None = None,
+        results_queue: str | Queue | None = None,
         attempts: int = 0,
         backoff: Backoff | Duration | None = None,
         priority: int = 0,
@@ -161,6 +164,7 @@ class EchoMQ:
         queue: str = "default",
         timeout: Duration | None = None,
         retry_policy: RetryPolicy | None = None,
+        results_queue: str | Queue | None = None,
         attempts: int = 0,
         backoff: Backoff | Duration | None = None,
         priority: int = 0,
@@ -185,6 +189,8 @@ class EchoMQ:
                 stopped: ``Job.cancelled`` tells it, what it still returns is discarded, and its slot stays taken until it
                 ends.
             retry_policy: which of its errors are worth another attempt; left out, the worker decides.
+            results_queue: the name of another queue, or a ``Queue``: how each of its jobs ended becomes a job ``outcome`` there
+                (docs/results-queue.md); left out, the worker decides.
             attempts: of its jobs, as this and the following in ``JobSpec``.
             backoff: what to wait between attempts.
             priority: 0 for none, else lower first.
@@ -221,7 +227,7 @@ class EchoMQ:
                 raise InvalidOption(
                     f"@app.task({made!r}): must be a function; for the name of a queue write queue={made!r}"
                 )
-            self.queue(queue)  # its name is checked where it is written
+            self._check_results(self.queue(queue), results_queue)  # names are checked where they are written
             task_name = name if name is not None else made.__name__
             if task_name in self._tasks:
                 raise InvalidOption(
@@ -239,6 +245,8 @@ class EchoMQ:
                 retry_policy=retry_policy,
             )
             self._tasks[task_name] = task
+            if results_queue is not None:
+                self._results[task_name] = results_queue
             return task
 
         return make if function is None else make(function)
@@ -288,7 +296,7 @@ class EchoMQ:
             queue: its name.
             options: of the ``Worker``. Without ``concurrency`` it runs one job at a time.
         """
-        return Worker(
+        worker = Worker(
             queue,
             route=self._route,
             connection=self._connection,
@@ -296,6 +304,8 @@ class EchoMQ:
             hash_tag=self._hash_tag,
             **{"telemetry": self._telemetry, **options},
         )
+        worker._results_of_tasks = self._results
+        return worker
 
     async def work(self, *queues: str, concurrency: int = 10, **options: Any) -> None:
         """Works these queues (left out: every queue that a task names) until it is cancelled.
@@ -323,6 +333,17 @@ class EchoMQ:
             await queue.close()
 
     # -- inside ------------------------------------------------------------------------------------------------------------
+
+    def _check_results(self, queue: Queue, results_queue: str | Queue | None) -> None:
+        if results_queue is None:
+            return
+        if not isinstance(results_queue, (str, Queue)):
+            raise InvalidOption(f"results_queue={shown(results_queue)}: must be the name of a queue, or a Queue")
+        results = self.queue(results_queue) if isinstance(results_queue, str) else results_queue
+        if results._home.leads_where(queue._home):
+            raise InvalidOption(
+                f"results_queue={shown(results_queue)}: is the queue that the task's own jobs go to; name another"
+            )
 
     def _route(self, job: Job[Any]) -> Call:
         """Every job of this app's workers: finds the task by the job's name."""

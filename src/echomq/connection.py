@@ -149,6 +149,12 @@ class Connection:
 
     # -- for the rest of EchoMQ ----------------------------------------------------------------------------------------
 
+    def same_server(self, other: Connection) -> bool:
+        """Not for users of EchoMQ. Whether both surely lead to the same database, as the same user."""
+        if isinstance(self._target, Settings) or isinstance(other._target, Settings):
+            return self._target == other._target
+        return self.where == other.where
+
     def acquire(self) -> Hub:
         """Not for users of EchoMQ. Makes its caller a user of what is open here; ``await hub.release()`` when done."""
         if self._closed:
@@ -192,6 +198,7 @@ class Hub:
     Attributes:
         loop: that event loop.
         users: how many have acquired it.
+        is_cluster: whether the server is a node of a cluster; None before ``link`` was first used, or if it does not say.
     """
 
     def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
@@ -207,6 +214,7 @@ class Hub:
         self._opening: dict[bool, asyncio.Task[Link]] = {}
         self._parts: dict[str, Any] = {}
         self._closed = False
+        self.is_cluster: bool | None = None
 
     @property
     def wait(self) -> float:
@@ -337,7 +345,7 @@ class Hub:
         settings = await self.settings()
         if self._link is None:
             self._link = self._make_link(settings, None, None)
-        await server_info.check(self._link, hash_tag=hash_tag)
+        self.is_cluster = (await server_info.check(self._link, hash_tag=hash_tag)).cluster
         self._checked.add(hash_tag)
         return self._link
 

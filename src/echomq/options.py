@@ -255,7 +255,8 @@ class Keep(msgspec.Struct, frozen=True):
 
     Attributes:
         count: at most so many; -1 for any number, 0 for none.
-        age: seconds after which one is removed, or None for never. Removal happens when others finish.
+        age: seconds after which one is removed, or None for never. Removal happens when others finish,
+            and with each sweep of a worker.
 
     Example:
         >>> Keep(count=1000, age=timedelta(days=2))

@@ -285,6 +285,14 @@ class Queue:
             self._home.telemetry.counted(self._home.keys.protocol_name, read.as_stored(found))
         return found
 
+    async def outbox_size(self) -> int:
+        """How many outcomes of its jobs wait to be forwarded to a results queue (docs/results-queue.md): 0 but for a moment.
+
+        Raises:
+            ServerUnavailable: the server could not be asked.
+        """
+        return await read.outbox_size(self._home.line)
+
     async def jobs(self, *states: JobState, newest_first: bool = False) -> AsyncIterator[Job[Any]]:
         """The jobs in these states, or, without an argument, in each state: one state after the other.
 

@@ -15,6 +15,7 @@ import msgspec
 from echomq._log import about, logger, running_job
 from echomq._redis.client import Link
 from echomq._redis.heartbeat import HeartbeatLink
+from echomq._store.forward import Destination
 from echomq._store.home import Home
 from echomq._store.keys import QueueKeys
 from echomq._store.presence import plain
@@ -99,6 +100,8 @@ class Worker:
             doubles.
         retry_policy: which errors are worth another attempt, where a task has no policy of its own.
         dead_letter: let each job that fails for good leave a dead letter in ``Queue.dead_letter``.
+        results_queue: the name of a queue, or a ``Queue``, which may be on another server: how each job ended becomes a job
+            ``outcome`` there (docs/results-queue.md).
         shutdown_timeout: seconds that running jobs get to finish when the worker stops; then they are cancelled and given back.
         name: shown in jobs and dashboards; left out, host and process id.
         remove_on_complete, remove_on_fail: which finished jobs stay readable, where a job says nothing of its own.
@@ -137,6 +140,7 @@ class Worker:
         backoff_strategies: Mapping[str, BackoffStrategy] | None = None,
         retry_policy: RetryPolicy = RetryPolicy.DEFAULT,
         dead_letter: bool = False,
+        results_queue: str | Queue | None = None,
         on_crash_limit: OnCrashLimit = "fail",
         crash_backoff: Backoff | None = None,
         fair_share: float = 0.0,
@@ -191,6 +195,8 @@ class Worker:
         )
         self._processor = processor
         self._route = route
+        self._results = self._checked_results(results_queue)
+        self._results_of_tasks: Mapping[str, str | Queue] = {}  # an app's tasks may have their own
         self._session: _Session | None = None
         self._paused = False
 
@@ -312,6 +318,25 @@ class Worker:
 
     # -- inside ------------------------------------------------------------------------------------------------------------
 
+    def _results_home(self, queue: str | Queue) -> Home:
+        """The way to a queue of results."""
+        if isinstance(queue, Queue):
+            return queue._home
+        return Home(self._connection, QueueKeys.of(queue, prefix=self._keys.prefix, hash_tag=self._keys.hash_tag))
+
+    def _checked_results(self, queue: str | Queue | None) -> Home | None:
+        if queue is None:
+            return None
+        if not isinstance(queue, (str, Queue)):
+            raise InvalidOption(f"results_queue={shown(queue)}: must be the name of a queue, or a Queue")
+        home = self._results_home(queue)
+        if home.leads_where(Home(self._connection, self._keys)):
+            raise InvalidOption(
+                f"results_queue={shown(queue)}: is the queue that this worker works, so it would be told of its own jobs; name "
+                "another queue, and work that one without a results_queue"
+            )
+        return home
+
     def _start(self, *, until_empty: bool = False) -> _Session:
         if self.is_running:
             raise InvalidOption(f"worker {self.name!r} is running already; make another Worker for more slots")
@@ -416,10 +441,13 @@ class _Session:
             blocking = await hub.new_link(client_name=client_name)
             heartbeat = HeartbeatLink(await hub.settings())
             call = _Calls(worker, self._home, threads)
+            destinations = _Destinations(worker, hub.is_cluster)
             self._crew = crew = Crew(
                 worker._keys,
                 worker._plan,
                 call,
+                destination=destinations.of if destinations else None,
+                elsewhere=destinations.elsewhere,
                 commands=commands,
                 blocking=blocking,
                 heartbeat=heartbeat,
@@ -530,6 +558,38 @@ class _Calls:
         held.thread = self._threads.start(function, job.cancelled)
         value = await self._threads.wait(held.thread, job.cancelled, timed_out)
         return await value if inspect.isawaitable(value) else value
+
+
+class _Destinations:
+    """The queues that the outcomes of a worker's jobs go to."""
+
+    def __init__(self, worker: Worker, is_cluster: bool | None) -> None:
+        self._worker = worker
+        self._is_cluster = is_cluster
+        self._of_all = None if worker._results is None else self._made(worker._results)
+        self._of_tasks: dict[str, Destination] = {}
+
+    def __bool__(self) -> bool:
+        return self._of_all is not None or bool(self._worker._results_of_tasks)
+
+    def of(self, name: str) -> Destination | None:
+        """Where the outcome of a job of this name goes."""
+        given = self._worker._results_of_tasks.get(name)
+        if given is None:
+            return self._of_all
+        found = self._of_tasks.get(name)
+        if found is None:
+            found = self._of_tasks[name] = self._made(self._worker._results_home(given))
+        return found
+
+    def elsewhere(self) -> dict[str, Destination]:
+        """Those on other servers, by what the outbox calls them."""
+        every = [self._of_all, *map(self.of, self._worker._results_of_tasks)]
+        return {one.name: one for one in every if one is not None and one.at}
+
+    def _made(self, home: Home) -> Destination:
+        worker = self._worker
+        return Destination.of(home.keys, home.connection, worker._keys, worker._connection, is_cluster=self._is_cluster)
 
 
 def _never() -> bool:

@@ -46,7 +46,7 @@ CALLED = [
     "limitEvents-2",
     "lookForLost-9",
     "moveJobsToWait-11",
-    "moveStalledJobsToWait-12",
+    "moveStalledJobsToWait-14",
     "moveToActive-11",
     "moveToFinished-14",
     "obliterate-11",

@@ -322,9 +322,9 @@ class QueueMachine(RuleBasedStateMachine):
         doubted = gone - model.suspects if confirm else set[str]()
         stalled = model.stalled() & (model.marked - doubted)
         reply = self.call(
-            "moveStalledJobsToWait-12", 30_000, 1, 1500 if confirm else 0, 0, packed(CRASH if crash else None)
+            "moveStalledJobsToWait-14", 30_000, 1, 1500 if confirm else 0, 0, packed(CRASH if crash else None)
         )
-        self.put_back(reply[2:], stalled, crash)
+        self.put_back(reply[3:], stalled, crash)
         model.suspects |= doubted
         model.marked = set(model.active)
 
@@ -332,8 +332,8 @@ class QueueMachine(RuleBasedStateMachine):
         """The second look at the suspected."""
         model, crash = self.model, draw(st.booleans(), "crash")
         stalled = model.stalled() & model.suspects
-        reply = self.call("moveStalledJobsToWait-12", 30_000, 1, 1500, -2, packed(CRASH if crash else None))
-        self.put_back(reply[2:], stalled, crash)
+        reply = self.call("moveStalledJobsToWait-14", 30_000, 1, 1500, -2, packed(CRASH if crash else None))
+        self.put_back(reply[3:], stalled, crash)
         model.suspects = set()
 
     def put_back(self, ids: list[str], expected: set[str], crash: bool) -> None:

@@ -134,6 +134,7 @@ class Queue:
         self.clock: int | None = at
         self.lane = "lane"
         self.number = 0
+        self.waiting = 0
 
     # -- calls
 
@@ -201,10 +202,16 @@ class Queue:
         step: int = 0,
         crash: Mapping[str, Any] | None = None,
         worker: tuple[str, str, int] = ("", "", 0),
+        last: Sequence[str] = ("", ""),
         **call: Any,
     ) -> list[Any]:
+        """One call of the sweep: now, what is left, the step that follows, ids. ``waiting`` has what waits in the outbox."""
         pauses = b"" if crash is None else msgspec.msgpack.encode(crash)
-        return list(text(self.run("moveStalledJobsToWait-12", interval, most, confirm, step, pauses, *worker, **call)))
+        reply = text(
+            self.run("moveStalledJobsToWait-14", interval, most, confirm, step, pauses, *worker, *last, **call)
+        )
+        self.waiting = reply.pop(3)
+        return list(reply)
 
     def run_of(self, job_id: str, starts: int | None = None) -> str:
         """By what the job's present run is known; with another ``ats``, if it is given."""

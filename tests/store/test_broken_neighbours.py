@@ -22,6 +22,7 @@ DEFAULT_KIND: Any = os.environ.get("ECHOMQ_TEST_SERVER", "valkey")
 
 PARENT = "emq:{P}:pp"
 CALLS = "emqx:{q}:calls"
+OUTBOX = "emqx:{q}:outbox"
 
 LOST: dict[str, tuple[str | int, ...]] = {
     "l1": (), "l2": ("priority", 3), "l3": ("delay", 5000), "l4": ("finishedOn", T, "returnvalue", "1"), "l5": (),
@@ -190,6 +191,10 @@ class World:
         }
         return Outcome("failed", job_id, self.token, "bad", KEEP_ALL, more)
 
+    def told(self, job_id: str, **way: str) -> Outcome:
+        """A job that completes, and whose outcome is forwarded to the queue ``P``: at once, or by way of the outbox."""
+        return completed(job_id, self.token, "7", forward={"head": '{"result":', **way})
+
     def snapshot(self) -> Snapshot:
         """Every key as the server keeps it, and whether it has an expiry."""
         flat = self.client.execute_command("EVAL", SNAPSHOT, 0)
@@ -260,6 +265,15 @@ STEPS: dict[str, Step] = {
     "moveToActive": lambda world: world.queue.fetch(10),
     "moveToFinished": finish_all,
     "moveToFinished, dead letters": lambda world: world.queue.finish(*map(world.dying, ("a1", "a3", "a9"))).codes,
+    "moveToFinished, forwarded": lambda world: (
+        world.queue.finish(*(world.told(job_id, base="emq:{P}:", opts="{}") for job_id in ("a1", "a3", "a9"))).codes
+    ),
+    "moveToFinished, by way of the outbox": lambda world: (
+        world.queue.finish(
+            *(world.told(job_id, outbox=OUTBOX, to="emq:{P}:", at="") for job_id in ("a1", "a3", "a9"))
+        ).codes
+    ),
+    "takeOutcomes": lambda world: world.queue.run("takeOutcomes-2", "me", 10_000, "", 0, 0, 0),
     "requeue": lambda world: world.queue.run("requeue-5", "emq:{P}:", "", 100),
     "requeue, one": lambda world: world.queue.run("requeue-5", "emq:{P}:", "w1", 1),
     "moveToActive, again": lambda world: world.queue.fetch(2, lane="again", number=1, resent=True),
@@ -359,6 +373,9 @@ ABSENT = {
     "emqx:{q}:suspects": "set",
     "emqx:{q}:workers": "hash",
     "emqx:{q}:limits": "stream",
+    "emqx:{q}:rules": "hash",
+    "emqx:{q}:outbox": "stream",
+    "emqx:{q}:forwarding": "string",
 }
 """Keys that the first state has not, which a script may meet, and their types."""
 

@@ -41,7 +41,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "addJobs-11": lambda queue, **call: queue.run("addJobs-11", 2, "", *job_args(), *job_args(job_id="mine"), **call),
     "moveToActive-11": lambda queue, **call: queue.run("moveToActive-11", 2, 30_000, "", "", "", **call),
     "moveToFinished-14": finish,
-    "moveStalledJobsToWait-12": lambda queue, **call: queue.run("moveStalledJobsToWait-12", 30_000, 1, 0, 0, **call),
+    "moveStalledJobsToWait-14": lambda queue, **call: queue.run("moveStalledJobsToWait-14", 30_000, 1, 0, 0, **call),
     "pause-6": lambda queue, **call: queue.run("pause-6", **call),
     "resume-8": lambda queue, **call: queue.run("resume-8", **call),
     "removeDeduplicationKey-1": lambda queue, **call: queue.run("removeDeduplicationKey-1", "D", "", **call),

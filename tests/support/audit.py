@@ -45,7 +45,7 @@ _OWN_TYPES = {
     "healing": "string",
     "workers": "hash",
 }
-_LASTING = ("paused-schedulers",)
+_LASTING = ("paused-schedulers", "rules", "outbox")
 _LETTER = {"id", "reason", "attemptsMade", "failedOn"}
 _PARTS = {
     "lock": "string",

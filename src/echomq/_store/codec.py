@@ -422,6 +422,46 @@ def carrying(job: NewJob, context: str) -> NewJob:
     return (name, data, b'%b,"tm":%b}' % (opts[:-1], _encoder.encode(context)), *rest)
 
 
+# -- outcomes that are forwarded ---------------------------------------------------------------------------------------
+
+OUTCOME_OPTS: Final = '{"attempts":10,"backoff":{"type":"exponential","delay":1000},"outcome":true}'
+"""The options of a job that says how another ended: runs again for a quarter of an hour; and ours, by which it is known."""
+
+
+def is_outcome(options: RunOptions) -> bool:
+    """Whether a job says how another ended. Of its own end nobody is told, or they might go round for ever."""
+    return options.raw.get("outcome") is True
+
+
+def outcome_head(
+    job: StoredJob, queue: str, worker: str, status: str, reason: str | None, result_error: str | None
+) -> bytes:
+    """The data of a job that says how another ended, up to its result; that and the time of the end are the script's to add."""
+    known = {
+        "job_id": job.id,
+        "queue": queue,
+        "name": job.name,
+        "status": status,
+        "reason": reason,
+        "attempt": job.attempts_made + 1,
+        "worker": worker,
+        "added_at": _iso(job.moment(b"timestamp")),
+        "started_at": _iso(job.moment(b"processedOn")),
+        "result_error": result_error,
+    }
+    return encode_json(known, "outcome")[:-1] + b',"result":'
+
+
+def _iso(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def outcome_job(job_id: str, data: bytes) -> NewJob:
+    """Such a job, as the nine arguments of addJobs."""
+    opts = f'{OUTCOME_OPTS[:-1]},"jobId":{encode_json(job_id, "job_id").decode()}}}'
+    return ("outcome", data, opts, "", "0", "", "0", "", job_id)
+
+
 # -- jobs as they stand on the server ----------------------------------------------------------------------------------
 
 

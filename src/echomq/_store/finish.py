@@ -11,6 +11,7 @@ from echomq._redis.wire import Argument
 from echomq._store.call import Lane, Patience
 from echomq._store.codec import id_out, pack, to_ms
 from echomq._store.fetch import Turn, read_turn
+from echomq._store.forward import Forward
 from echomq.models import FailureKind
 
 
@@ -40,15 +41,20 @@ class Completed(Outcome, frozen=True):
     value: bytes
     keep: str
     error: str | None = None
+    forward: Forward | None = None
 
     @property
     def size(self) -> int:
         """About how many bytes it takes on its way."""
-        return len(self.value) + 64
+        return len(self.value) + 64 + _size(self.forward)
 
     def wire(self) -> tuple[Argument, ...]:
-        more = pack({"fields": ["resultError", self.error]}) if self.error is not None else b""
-        return ("completed", id_out(self.job_id), self.token, self.value, self.keep, more)
+        more: dict[str, Any] = {}
+        if self.error is not None:
+            more["fields"] = ["resultError", self.error]
+        if self.forward is not None:
+            more["forward"] = self.forward.packed()
+        return ("completed", id_out(self.job_id), self.token, self.value, self.keep, pack(more) if more else b"")
 
 
 class Skipped(Outcome, frozen=True):
@@ -56,12 +62,23 @@ class Skipped(Outcome, frozen=True):
 
     late: float
     keep: str
+    forward: Forward | None = None
 
     def wire(self) -> tuple[Argument, ...]:
-        why = f"not run: {self.late:.3f} s late"
         said = ["skipped", "late", str(to_ms(self.late))]
-        more = pack({"fields": ["skipped", why], "said": said})
-        return ("completed", id_out(self.job_id), self.token, b"null", self.keep, more)
+        more: dict[str, Any] = {"fields": ["skipped", skipped_for(self.late)], "said": said}
+        if self.forward is not None:
+            more["forward"] = self.forward.packed()
+        return ("completed", id_out(self.job_id), self.token, b"null", self.keep, pack(more))
+
+
+def skipped_for(late: float) -> str:
+    """Why a job was not run that came so many seconds late."""
+    return f"not run: {late:.3f} s late"
+
+
+def _size(forward: Forward | None) -> int:
+    return 0 if forward is None else len(forward.head)
 
 
 class Letter(msgspec.Struct, frozen=True):
@@ -85,11 +102,13 @@ class Failed(Outcome, frozen=True):
     attempts: int
     failure_kind: FailureKind
     letter: Letter | None = None
+    forward: Forward | None = None
 
     @property
     def size(self) -> int:
         """About how many bytes it takes on its way."""
-        return len(self.reason) + len(self.stacktrace) + 64 + (0 if self.letter is None else len(self.letter.opts))
+        letter = 0 if self.letter is None else len(self.letter.opts)
+        return len(self.reason) + len(self.stacktrace) + 64 + letter + _size(self.forward)
 
     def wire(self) -> tuple[Argument, ...]:
         fields = _failure(self.reason, self.stacktrace, self.failure_kind)
@@ -98,7 +117,13 @@ class Failed(Outcome, frozen=True):
             more["said"] = ["expired"]
         if self.letter is not None:
             more["letter"] = [self.letter.queue, self.letter.opts.decode()]
+        if self.forward is not None:
+            more["forward"] = self.forward.packed()
         return ("failed", id_out(self.job_id), self.token, self.reason, self.keep, pack(more))
+
+
+ENDINGS = (Completed, Skipped, Failed)
+"""The outcomes after which a job has ended."""
 
 
 class Retry(Outcome, frozen=True):

@@ -53,6 +53,10 @@ class Home:
             self._line = found
             return found
 
+    def leads_where(self, other: Home) -> bool:
+        """Whether that one is a way to the same queue."""
+        return self.keys.base == other.keys.base and self.connection.same_server(other.connection)
+
     def bound(self, max_size: int) -> None:
         """Lets that many jobs wait, from the next add on."""
         with self._guard:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from echomq._lua.loader import script
 from echomq._redis.client import Link
@@ -18,7 +19,7 @@ from echomq.errors import ServerError
 from echomq.options import Backoff
 
 _EXTEND = "extendLocks-2"
-_SWEEP = "moveStalledJobsToWait-12"
+_SWEEP = "moveStalledJobsToWait-14"
 _MOST = 1000
 
 
@@ -74,10 +75,12 @@ class Sweep:
     Attributes:
         recovered: ids of jobs that went back to wait.
         next_in: seconds until the next sweep may begin.
+        in_outbox: how many outcomes wait there to be forwarded.
     """
 
     recovered: list[str]
     next_in: float
+    in_outbox: int
 
 
 _LONGEST_CRASH_PAUSE = 3_600.0
@@ -91,29 +94,37 @@ async def sweep(
     patience: Patience,
     crash_backoff: Backoff | None = None,
     present: Present = NOBODY,
+    last_rules: Mapping[str, tuple[int | None, str]] = MappingProxyType({}),
 ) -> Sweep:
     """Puts jobs back whose worker has died (protocol 3.22), unless another sweeper has just done so.
 
     A job without a lock is looked at again after ``confirm`` seconds before it goes back (docs/architecture.md). One that has
-    stalled more than ``max_stalled`` times is to fail, or, with a ``crash_backoff``, to wait. Whoever sweeps, the call says
-    that the worker which makes it is ``present``.
+    stalled more than ``max_stalled`` times is to fail, or, with a ``crash_backoff``, to wait. Then those finished jobs go that
+    are not to be kept any longer. Whoever sweeps, the call says that the worker which makes it is ``present``, and when (by the
+    server's clock) and by which rule its last jobs ended, for "completed" and for "failed": ``last_rules``.
     """
     crash = b""
     if crash_backoff is not None:
         longest = to_ms(max(crash_backoff.delay, _LONGEST_CRASH_PAUSE))
         crash = pack({**backoff_opts(crash_backoff), "longest": longest})
-    step = 0
+    last = ["{}:{}".format(*last_rules[target]) if target in last_rules else "" for target in ("completed", "failed")]
+    step = removals = 0
     recovered: list[str] = []
     while True:
-        args = (str(to_ms(interval)), str(max_stalled), str(to_ms(confirm)), str(step), crash, *present.args)
+        args: list[Argument] = [str(to_ms(interval)), str(max_stalled), str(to_ms(confirm)), str(step), crash]
+        args += (*present.args, *last)
         reply = await lane.call(_SWEEP, args, patience)
         assert isinstance(reply, list)
-        left, step = int(reply[1]), int(reply[2])  # type: ignore[arg-type]
-        recovered += [job_id.decode("utf-8", "replace") for job_id in reply[3:]]  # type: ignore[union-attr]
-        if step == 0:
-            return Sweep(recovered, max(left, 0) / 1000)
+        left, step, in_outbox = int(reply[1]), int(reply[2]), int(reply[3])  # type: ignore[arg-type]
+        recovered += [job_id.decode("utf-8", "replace") for job_id in reply[_HEAD:]]  # type: ignore[union-attr]
+        removals += step == _REMOVE
+        if step == 0 or removals > _MOST_REMOVALS:
+            return Sweep(recovered, max(left, 0) / 1000, in_outbox)
         if step == _CONFIRM and len(reply) == _HEAD:
             await asyncio.sleep(confirm)
 
 
-_CONFIRM, _HEAD = -2, 3
+_CONFIRM, _REMOVE = -2, -3
+_HEAD = 4
+_MOST_REMOVALS = 100
+"""Steps of one sweep that remove what is not to be kept. The rest is for the next one: stalled jobs come first."""

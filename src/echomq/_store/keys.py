@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import binascii
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -20,6 +21,7 @@ _OURS = {
     "calls": "calls", "suspects": "suspects", "limits": "limits", "paused_schedulers": "paused-schedulers",
     "version_5": "v5", "healing": "healing", "standing": "standing",
     "workers": "workers",
+    "rules": "rules", "outbox": "outbox", "forwarding": "forwarding",
 }  # fmt: skip
 """Keys of our own: not under ``{prefix}:``, where other programs' maintenance would take them for jobs and delete them.
 
@@ -34,6 +36,8 @@ THEIRS: Final = (
 
 OWN_SUFFIXES = frozenset(_OURS.values())
 """What they are called; what has more behind it, after a colon."""
+
+_SLOTS = 16_384
 
 _PLAIN = re.compile(r"[!-~]+")
 
@@ -73,6 +77,18 @@ class QueueKeys:
         return QueueKeys(
             f"{self.queue}-dead", self.prefix, self.hash_tag, name, f"{self.prefix}:{name}:", f"{self.prefix}x:{name}:"
         )
+
+    @classmethod
+    def at(cls, base: str) -> QueueKeys:
+        """Those of the queue whose keys begin so, whatever names its user gave."""
+        prefix, _, name = base[:-1].rpartition(":")
+        return cls(name, prefix, "{" in name, name, base, f"{prefix}x:{name}:")
+
+    @property
+    def slot(self) -> int | None:
+        """The slot of a cluster in which all its keys are; None if they are in many."""
+        tag = self.base.partition("{")[2].partition("}")[0]
+        return binascii.crc_hqx(tag.encode(), 0) % _SLOTS if tag else None
 
     def key(self, suffix: str) -> str:
         """The key of this suffix."""

@@ -226,6 +226,13 @@ async def logs(line: Line, job_id: str, start: int, end: int, *, newest_first: b
             return Logs(found, count)  # type: ignore[arg-type]
 
 
+async def outbox_size(line: Line) -> int:
+    """How many outcomes wait to be forwarded."""
+    size = await line.ask("XLEN", line.keys.resolve("outbox"))
+    assert isinstance(size, int)
+    return size
+
+
 async def is_paused(line: Line) -> bool:
     """Whether the queue is paused."""
     return await line.ask("HEXISTS", line.keys.key("meta"), "paused") == 1

@@ -51,7 +51,7 @@ _TYPES: Final = {
     "events": b"stream", "stalled": b"set", "id": b"string", "pc": b"string", "stalled-check": b"string", "limiter": b"string",
     "metrics:completed": b"hash", "metrics:failed": b"hash", "metrics:completed:data": b"list", "metrics:failed:data": b"list",
 }  # fmt: skip
-LASTING: Final = frozenset({"paused-schedulers"})
+LASTING: Final = frozenset({"paused-schedulers", "rules", "outbox"})
 _LEGACY_SCHEDULE: Final = re.compile(rb"[^:]*:[^:]*:\d*:[^:]*:.*")
 _TAGGED: Final = re.compile(r"\{([^{}]+)\}(-dead)?")
 

@@ -17,15 +17,18 @@ from echomq._redis.heartbeat import HeartbeatLink
 from echomq._store.call import Lane, Patience
 from echomq._store.codec import StoredJob
 from echomq._store.fetch import Want
+from echomq._store.finish import Outcome
+from echomq._store.forward import Destination
 from echomq._store.keep import extend_locks_now
 from echomq._store.keys import QueueKeys
 from echomq._store.presence import leave
 from echomq._store.schedule import Schedules
 from echomq._telemetry import Guard
+from echomq._worker.forward import Forwarder
 from echomq._worker.heal import Healer
 from echomq._worker.held import Held, HeldTable, Hold
 from echomq._worker.keep import Keeper
-from echomq._worker.outcome import Ends
+from echomq._worker.outcome import Ends, Telling
 from echomq._worker.presence import Presence
 from echomq._worker.pump import Pump
 from echomq._worker.retry import Retries
@@ -41,7 +44,7 @@ _AFTER_CANCEL = 1.0
 """Seconds that a cancelled handler has for its own cleaning up."""
 
 _FOR_STORING = 5.0
-"""Seconds for storing outcomes when the server is away."""
+"""Seconds for storing outcomes when the server is away; and for forwarding what is in the outbox."""
 
 _FOR_MARKER = 0.5
 """Seconds for waking another worker."""
@@ -80,6 +83,8 @@ class Crew:
 
     Args:
         call: calls the user's handler for a job.
+        destination: to which queue the outcome of a job of a name is forwarded, if to any; None if none ever is.
+        elsewhere: those of such queues that are on other servers, by what the outbox calls them.
         commands, blocking, heartbeat: the three connections. The crew closes the last two.
         look_after: puts a server back that is ours to put back (an embedded one).
         ready: set at the first answered fetch.
@@ -91,6 +96,8 @@ class Crew:
         plan: Plan,
         call: Callable[[Held], Awaitable[Any]],
         *,
+        destination: Callable[[str], Destination | None] | None,
+        elsewhere: Callable[[], Mapping[str, Destination]],
         commands: Link,
         blocking: Link,
         heartbeat: HeartbeatLink,
@@ -106,8 +113,9 @@ class Crew:
         self._schedules = Schedules(Lane(commands, keys))
         retries = Retries(keys.queue, plan.backoff_strategies, plan.retry_policy)
         letters = FAILURE_KINDS if plan.dead_letter else ("crashed",) if plan.on_crash_limit == "dead_letter" else ()
+        telling = None if destination is None else Telling(keys.queue, plan.name, destination)
         self._ends = Ends.of(
-            plan.keep_completed, plan.keep_failed, retries.delay, retries.kind, keys.dead_letters.base, letters
+            plan.keep_completed, plan.keep_failed, retries.delay, retries.kind, keys.dead_letters.base, letters, telling
         )
         tracer = None if plan.telemetry is None else Tracer(plan.telemetry, keys.protocol_name, plan.name)
         called = call if tracer is None else tracer.calls(call)
@@ -117,6 +125,7 @@ class Crew:
             plan.name, plan.concurrency, plan.stalled_interval, lambda: self.pump.is_shut, lambda: self._keeper.loop_lag
         )
         crash_backoff = plan.crash_backoff if plan.on_crash_limit == "backoff" else None
+        self._forwarder = Forwarder(keys, commands, elsewhere)
         self._sweeper = Sweeper(
             keys.queue,
             Lane(commands, keys),
@@ -124,6 +133,7 @@ class Crew:
             plan.max_stalled_count,
             crash_backoff,
             self._presence.now,
+            self._forwarder.look,
         )
         self._healer = Healer(keys, commands, Lane(commands, keys))
         limit, duration = plan.limit if plan.limit is not None else (None, None)
@@ -142,6 +152,7 @@ class Crew:
             fresh_for=plan.lock_duration / 2,
             ready=ready,
             without_result=self._ends.without_result,
+            stored=self._stored,
             failed_to_complete=lambda held, why: self._ends.failed(
                 held, held.job.opts, f"cannot complete: {why}", "unrecoverable"
             ),
@@ -192,10 +203,11 @@ class Crew:
         *lanes, blocking = [asyncio.create_task(role, name="echomq pump") for role in self.pump.tasks()]
         sweeping = asyncio.create_task(self._sweeper.run(), name="echomq sweep")
         healing = asyncio.create_task(self._healer.run(), name="echomq heal")
+        forwarding = asyncio.create_task(self._forwarder.run(), name="echomq forward")
         stopping = asyncio.create_task(stop.wait(), name="echomq stop")
         try:
             try:
-                await self._until_stopped(stopping, lanes, {blocking, sweeping, healing})
+                await self._until_stopped(stopping, lanes, {blocking, sweeping, healing, forwarding})
             except asyncio.CancelledError:  # all tasks of the loop are being cancelled: no time to lose
                 self._hurry.set()
                 for lane in lanes:
@@ -209,7 +221,7 @@ class Crew:
                 raise
             return await self._stop(lanes, blocking)
         finally:
-            roles = (stopping, sweeping, healing, blocking, *lanes)
+            roles = (stopping, sweeping, healing, forwarding, blocking, *lanes)
             for task in roles:
                 task.cancel()
             await asyncio.gather(*roles, return_exceptions=True)
@@ -259,6 +271,9 @@ class Crew:
                 extra=about(self._keys.queue, held.job.id, held.job.name),
             )
         await self._until_quiet(_FOR_STORING)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FOR_STORING):
+                await self._forwarder.at_rest()
         if self.pump.idle:
             await asyncio.wait({*lanes, blocking}, timeout=_FOR_MARKER)
         return self.pump.unsettled()
@@ -276,6 +291,10 @@ class Crew:
             quiet.cancel()
             hurried.cancel()
             await asyncio.gather(quiet, hurried, return_exceptions=True)
+
+    def _stored(self, outcomes: list[Outcome], now: int | None) -> None:
+        self._sweeper.ended(outcomes, now)
+        self._forwarder.stored(outcomes)
 
     # -- trouble -----------------------------------------------------------------------------------------------------------
 

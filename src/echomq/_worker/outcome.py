@@ -9,8 +9,28 @@ from pathlib import Path
 from types import TracebackType
 
 from echomq import errors
-from echomq._store.codec import RunOptions, StoredJob, dead_letter_opts, encode_json, keep_rule
-from echomq._store.finish import Completed, Delayed, Failed, GivenBack, Letter, Outcome, RateLimited, Retry, Skipped
+from echomq._store.codec import (
+    RunOptions,
+    StoredJob,
+    dead_letter_opts,
+    encode_json,
+    is_outcome,
+    keep_rule,
+    outcome_head,
+)
+from echomq._store.finish import (
+    Completed,
+    Delayed,
+    Failed,
+    GivenBack,
+    Letter,
+    Outcome,
+    RateLimited,
+    Retry,
+    Skipped,
+    skipped_for,
+)
+from echomq._store.forward import Destination, Forward
 from echomq._worker.held import Held
 from echomq.models import FailureKind
 from echomq.options import KEEP_COMPLETED, KEEP_FAILED, Keep, to_seconds
@@ -28,6 +48,21 @@ Kinds = Callable[[StoredJob, BaseException, RetryPolicy | None], ErrorKind]
 
 
 @dataclass(frozen=True, slots=True)
+class Telling:
+    """Who is told how jobs end.
+
+    Attributes:
+        queue: the name of the jobs' queue.
+        worker: the name of the worker.
+        destination: to which queue the outcome of a job of this name is forwarded, if to any.
+    """
+
+    queue: str
+    worker: str
+    destination: Callable[[str], Destination | None]
+
+
+@dataclass(frozen=True, slots=True)
 class Ends:
     """Turns ends of runs into outcomes.
 
@@ -37,6 +72,7 @@ class Ends:
         kinds: what its error says about that.
         dead_letters: what the keys of the queue of dead letters begin with.
         letters_of: which failures for good leave a dead letter.
+        telling: who is told; None if nobody ever is.
     """
 
     rule_completed: str
@@ -45,6 +81,7 @@ class Ends:
     kinds: Kinds
     dead_letters: str
     letters_of: frozenset[FailureKind]
+    telling: Telling | None = None
 
     @classmethod
     def of(
@@ -55,23 +92,24 @@ class Ends:
         kinds: Kinds,
         dead_letters: str,
         letters_of: Iterable[FailureKind] = (),
+        telling: Telling | None = None,
     ) -> Ends:
         """From the worker's options."""
         rules = keep_rule(keep_completed, KEEP_COMPLETED), keep_rule(keep_failed, KEEP_FAILED)
-        return cls(*rules, delays, kinds, dead_letters, frozenset(letters_of))
+        return cls(*rules, delays, kinds, dead_letters, frozenset(letters_of), telling)
 
     def returned(self, held: Held, options: RunOptions, value: object) -> Outcome:
         """The handler returned. A result that has no JSON form never causes a second run: the work was done."""
         keep = options.keep_completed or self.rule_completed
         if value is None:
-            return Completed(held.job.id, held.token, b"null", keep)
+            return self._completed(held, b"null", keep)
         try:
-            return Completed(held.job.id, held.token, encode_json(value, "result"), keep)
+            return self._completed(held, encode_json(value, "result"), keep)
         except errors.EncodingError as error:
             reason = str(error)
         except BaseException as error:  # an object whose own methods raise, SystemExit too, while it is being written
             reason = f"result cannot be encoded: {message_of(error)}"
-        return Completed(held.job.id, held.token, b"null", keep, printable(reason))
+        return self._completed(held, b"null", keep, printable(reason))
 
     def raised(self, held: Held, options: RunOptions, error: BaseException) -> Outcome:
         """The handler raised."""
@@ -100,7 +138,8 @@ class Ends:
         stacktrace = traces if traces is not None else encode_json(held.job.stacktrace(), "stacktrace")
         keep = options.keep_failed or self.rule_failed
         letter = Letter(self.dead_letters, dead_letter_opts(held.job, reason)) if kind in self.letters_of else None
-        return Failed(held.job.id, held.token, reason, stacktrace, keep, options.attempts, kind, letter)
+        forward = self._forward(held, "failed", reason)
+        return Failed(held.job.id, held.token, reason, stacktrace, keep, options.attempts, kind, letter, forward)
 
     def deferred(self, held: Held, options: RunOptions, reason: str) -> Outcome:
         """It was decided elsewhere that it must not run: its workers died too often, or a child of it failed."""
@@ -108,13 +147,14 @@ class Ends:
 
     def skipped(self, held: Held, options: RunOptions, late: float) -> Outcome:
         """It is not run: its schedule skips what comes so many seconds late."""
-        return Skipped(held.job.id, held.token, late, options.keep_completed or self.rule_completed)
+        forward = self._forward(held, "skipped", skipped_for(late))
+        return Skipped(held.job.id, held.token, late, options.keep_completed or self.rule_completed, forward)
 
     def without_result(self, held: Held, outcome: Outcome, reason: str) -> Outcome | None:
         """In place of an outcome whose result is more than a server takes. None: it is not the result."""
         if not isinstance(outcome, Completed) or outcome.value == b"null":
             return None
-        return Completed(held.job.id, held.token, b"null", outcome.keep, printable(f"result: {reason}"))
+        return self._completed(held, b"null", outcome.keep, printable(f"result: {reason}"))
 
     def unreadable(self, held: Held, options: RunOptions) -> Outcome:
         """The handler raised what cannot even be looked at without harm. It has no further attempt."""
@@ -124,12 +164,30 @@ class Ends:
         """The run was told to stop, by us: its job goes back."""
         return GivenBack(held.job.id, held.token, held.called)
 
+    def _completed(self, held: Held, value: bytes, keep: str, error: str | None = None) -> Outcome:
+        forward = None if self.telling is None else self._forward(held, "completed", error=error)
+        return Completed(held.job.id, held.token, value, keep, error, forward)
+
+    def _forward(self, held: Held, status: str, reason: str | None = None, error: str | None = None) -> Forward | None:
+        telling, job = self.telling, held.job
+        destination = None if telling is None else telling.destination(job.name)
+        if telling is None or destination is None or _tells_of_another(job):
+            return None
+        return destination.forward(outcome_head(job, telling.queue, telling.worker, status, reason, error))
+
     def _traces(self, held: Held, options: RunOptions, error: BaseException) -> bytes:
         limit = DEFAULT_TRACES if options.stack_trace_limit is None else options.stack_trace_limit
         if limit <= 0:
             return b"[]"
         traces = [*held.job.stacktrace(), trace_of(error)][-limit:]
         return encode_json(traces, "stacktrace")
+
+
+def _tells_of_another(job: StoredJob) -> bool:
+    try:
+        return is_outcome(job.opts)
+    except ValueError:  # nobody can read them
+        return False
 
 
 def printable(text: str) -> str:

@@ -113,6 +113,7 @@ class Pump:
         fresh_for: seconds after which the answer to a fetch must be confirmed before its jobs are run.
         failed_to_complete: the outcome of a job that returned but must not complete, because of its children.
         without_result: the outcome of a job whose own cannot be sent, with the reason; None if there is no other.
+        stored: called with the outcomes that a call has stored, and the server's time.
         ready: set when the server has answered the first fetch.
     """
 
@@ -133,6 +134,7 @@ class Pump:
         fresh_for: float,
         failed_to_complete: Callable[[Held, str], Outcome],
         without_result: Callable[[Held, Outcome, str], Outcome | None],
+        stored: Callable[[list[Outcome], int | None], None],
         ready: asyncio.Event,
     ) -> None:
         self._keys = keys
@@ -146,6 +148,7 @@ class Pump:
         self._run = run
         self._failed_to_complete = failed_to_complete
         self._without_result = without_result
+        self._have_been_stored = stored
         self._ready = ready
         self._confirm = confirm
         self._fresh_for = fresh_for
@@ -367,7 +370,7 @@ class Pump:
         return self._stop_when_empty and self._drained
 
     async def _stored(self, outcomes: list[tuple[Held, Outcome]], turn: Turn) -> None:
-        late = []
+        late, stored = [], []
         for (held, outcome), code in zip(outcomes, turn.codes, strict=True):
             if code == codes.LOCK_GONE:
                 late.append((held, outcome))
@@ -375,10 +378,13 @@ class Pump:
             self._in_call.pop(held.job.id + held.token, None)
             if codes.is_stored(code):
                 self._table.drop(held)
+                stored.append(outcome)
                 if isinstance(code, str):
                     self._say_undone(held, code)
             else:
                 self._not_stored(held, outcome, code)
+        if stored:
+            self._have_been_stored(stored, turn.now)
         if late:
             await self._store_late(late)
 

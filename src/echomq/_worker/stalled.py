@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from echomq._log import about, logger
 from echomq._store.call import Lane, Patience
+from echomq._store.finish import ENDINGS, Failed, Outcome
 from echomq._store.keep import Sweep, sweep
 from echomq._store.presence import LONGEST_SILENCE, Present
 from echomq.errors import ConnectionLost, EchoMQError, ServerUnavailable
@@ -26,6 +27,7 @@ class Sweeper:
         max_stalled: a job that stalls more often is failed by the next worker that fetches it.
         crash_backoff: instead of that, how long it is to wait; None: it fails.
         present: what the worker says of itself with each sweep, also when it is not its turn.
+        outcomes_wait: called when some are in the outbox.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Sweeper:
         max_stalled: int,
         crash_backoff: Backoff | None,
         present: Callable[[], Present],
+        outcomes_wait: Callable[[], None],
     ) -> None:
         self._queue = queue
         self._lane = lane
@@ -44,6 +47,8 @@ class Sweeper:
         self._crash_backoff = crash_backoff
         self._present = present
         self._changed = asyncio.Event()
+        self._outcomes_wait = outcomes_wait
+        self._last_rules: dict[str, tuple[int | None, str]] = {}  # for each set, when a job ended by which rule
         self._beyond = "fails" if crash_backoff is None else "waits for a time that grows"
 
     async def run(self) -> None:
@@ -66,9 +71,17 @@ class Sweeper:
         """What the worker says of itself has changed: it says it now, instead of with its next sweep."""
         self._changed.set()
 
+    def ended(self, outcomes: Sequence[Outcome], now: int | None) -> None:
+        """These outcomes have been stored, at this time of the server. By their rules finished jobs go on to be removed."""
+        for outcome in outcomes:
+            if isinstance(outcome, ENDINGS) and not outcome.keep.startswith("0;"):  # else it was removed itself
+                target = "failed" if isinstance(outcome, Failed) else "completed"
+                self._last_rules[target] = (now, outcome.keep)
+
     async def tick(self) -> Sweep:
         """One sweep, if it is nobody else's turn."""
         confirm = min(_CONFIRM, self._interval / 2)
+        told = dict(self._last_rules)
         swept = await sweep(
             self._lane,
             self._interval,
@@ -77,7 +90,13 @@ class Sweeper:
             Patience(0),
             self._crash_backoff,
             self._present(),
+            told,
         )
+        for target, last in told.items():
+            if self._last_rules[target] == last:
+                del self._last_rules[target]
+        if swept.in_outbox:
+            self._outcomes_wait()
         for job_id in swept.recovered:
             logger.warning(
                 "job %s of queue %s had lost its worker; it is back in the queue, and runs again (or %s, if that has "

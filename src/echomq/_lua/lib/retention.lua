@@ -34,17 +34,19 @@ local function remove_all(base, target, ids)
   end
 end
 
---- Removes what the rule does not keep, at most `budget` jobs. Returns what is left of the budget.
-function M.trim(base, target, rule, now, budget)
+--- Removes what the rule does not keep, at most `budget` jobs; with `up_to`, only of those that had ended by then. Returns
+--- what is left of the budget.
+function M.trim(base, target, rule, now, budget, up_to)
   if rule.age and budget > 0 then
-    local cut = place.whole(now - rule.age * 1000)
+    local cut = place.whole(math.min(now - rule.age * 1000, up_to or now))
     local ids = redis.call("ZREVRANGEBYSCORE", target, cut, "0", "LIMIT", "0",
       tostring(math.min(rule.limit, budget)))
     remove_all(base, target, ids)
     budget = budget - #ids
   end
   if rule.count > 0 and budget > 0 then
-    local excess = redis.call("ZCARD", target) - rule.count
+    local there = up_to and redis.call("ZCOUNT", target, "-inf", place.whole(up_to)) or redis.call("ZCARD", target)
+    local excess = there - rule.count
     if excess > 0 then
       local ids = redis.call("ZRANGE", target, "0", tostring(math.min(excess, budget) - 1))
       remove_all(base, target, ids)

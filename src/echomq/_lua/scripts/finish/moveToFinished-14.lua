@@ -22,13 +22,13 @@
 --- @arg metrics_points number
 --- @arg outcomes number
 --- @rest
---- @use clock check queue_meta paused_list neighbours fetching place promotion leaving parents dedup retention metrics job_keys dead_letter event_log
+--- @use clock check queue_meta paused_list neighbours fetching place promotion leaving parents dedup retention metrics job_keys dead_letter event_log forward
 --- @lane custom
 --- @returns now, a code for each outcome (0 and above: done; a text: BROKEN, why nothing changed, or STORED, but what was left undone), flags, milliseconds of a rate limit, next due time, ids without a job to run, then id and hash of each job
 
 -- An outcome is six arguments: kind, id, token, value, retention rule, more (packed, or "").
---   completed  value: the result as JSON            more.fields, more.said
---   failed     value: the reason                    more.fields, more.attempts, more.said, more.letter
+--   completed  value: the result as JSON            more.fields, more.said, more.forward
+--   failed     value: the reason                    more.fields, more.attempts, more.said, more.letter, more.forward
 --   retry      to where it waits, at once           more.fields, more.lifo
 --   delayed    value: milliseconds                  more.fields, more.skip (no attempt is counted)
 --   wait       to the front, rate limited           value: milliseconds of a limit to set, or ""
@@ -144,7 +144,7 @@ local function look_aside(what, look, ...)
   undone = (undone and undone .. "; " or "") .. what .. ": " .. found
 end
 
-local function finish(kind, job_id, job_token, value, index, rule, fields, attempts, said, letter)
+local function finish(kind, job_id, job_token, value, index, rule, fields, attempts, said, letter, way)
   local key = base .. job_id
   undone = nil
   local job = check.fields(key, "name", "atm", "parentKey", "deid", "attemptsMade")
@@ -180,7 +180,8 @@ local function finish(kind, job_id, job_token, value, index, rule, fields, attem
     look_aside("the next job of deduplication id " .. job[4] .. " was not added", dedup.look_next, q, unique)
   end
   local dead = letter and look_aside("its dead letter was not written", dead_letter.look, letter[1], key)
-  if letter and not dead then
+  local told = way and look_aside("its outcome was not forwarded", forward.look, way)
+  if (letter and not dead) or (way and not told) then
     rule = rule_of(KEEP)   -- it would be nowhere; so it is kept, whatever its own rule says
   end
   local count_made = place.count(job[2] or job[5]) + 1
@@ -208,6 +209,10 @@ local function finish(kind, job_id, job_token, value, index, rule, fields, attem
   end
   if dead then
     dead_letter.write(dead, letter[2], fields, now, now_text)
+  end
+  if told then
+    forward.write(told, kind == "completed" and value or "null", lane .. "-" .. place.whole(number) .. "-" .. index, now,
+      now_text)
   end
   if said then   -- an event of ours that says why it ended so: its name and fields, flat
     redis.pcall("XADD", events, "*", "event", said[1], "jobId", job_id, unpack(said, 2))
@@ -311,7 +316,7 @@ local function end_run(at, index)
   local more = ARGV[at + 5] ~= "" and cmsgpack.unpack(ARGV[at + 5]) or nothing_more
   if kind == "completed" or kind == "failed" then
     return finish(kind, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], index, rule_of(ARGV[at + 4]), more.fields,
-      more.attempts or 0, more.said, more.letter)
+      more.attempts or 0, more.said, more.letter, more.forward)
   end
   return put_back(kind, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], index, more)
 end

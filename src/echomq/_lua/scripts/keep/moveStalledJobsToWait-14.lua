@@ -1,4 +1,5 @@
---- The sweep: jobs in active that have lost their worker go back to the front (protocol 3.22). One sweeper at a time; in steps.
+--- The sweep: jobs in active that have lost their worker go back to the front (protocol 3.22), and finished jobs go that are not
+--- to be kept any longer. One sweeper at a time; in steps.
 --- @key stalled
 --- @key wait
 --- @key active
@@ -11,6 +12,8 @@
 --- @key suspects
 --- @key workers
 --- @key calls
+--- @key rules
+--- @key outbox
 --- @arg interval_ms
 --- @arg max_stalled number
 --- @arg confirm_ms number
@@ -19,27 +22,36 @@
 --- @arg worker
 --- @arg record
 --- @arg lives_ms number
---- @use clock check queue_meta place paused_list workers_seen event_log
+--- @arg last_completed
+--- @arg last_failed
+--- @use clock check queue_meta place paused_list workers_seen last_rules waiting_outcomes event_log
 --- @lane
---- @returns now, milliseconds until the next sweep may begin, the step that follows (0: none), then the ids that went back
+--- @returns now, milliseconds until the next sweep may begin, the step that follows (0: none), how many outcomes wait in the outbox, then the ids that went back
 
 -- Steps of one sweep: 0 begins it; -1 goes on with the marked jobs; a positive one is where marking goes on; -2 comes
 -- `confirm_ms` later and puts back the jobs that still have no lock. In between, the workers of a server that was frozen or
 -- restarted take their jobs again: the outage was not theirs, and must not count as a stall. With confirm_ms 0 a job is
--- put back at the first look, exactly as protocol 3.22 has it.
+-- put back at the first look, exactly as protocol 3.22 has it. -3 comes last, where the retention rules of the last jobs to end
+-- leave something to remove.
 local CHUNK = 1000
 local RECOVER = 100
 local FORGET_AFTER_MS = 3660000   -- an hour, and the minute that a record's time may lie before its last call
-local CONFIRM = -2
+local CONFIRM, REMOVE = -2, -3
+local MOST_REMOVED = 150   -- some 20 microseconds each
 local SUSPECT_MS = "3600000"
 
 -- For jobs that stalled more than `max_stalled` times: "" to have the next fetch fail them, or a packed back-off.
 local pauses = crash and crash ~= "" and cmsgpack.unpack(crash)
 local delayed = base .. "delayed"
 
--- Whoever begins a sweep, or asks whether it is its turn, says that it is there.
+-- Whoever begins a sweep, or asks whether it is its turn, says that it is there, and by which rules its last jobs ended:
+-- "milliseconds:rule", or "" where none has since it last said so.
 local known_workers = step == 0 and check.hash(workers)
+if step == 0 and (last_completed or "") .. (last_failed or "") ~= "" then
+  check.hash(rules)
+end
 local function say_who_asks(now, now_text)
+  last_rules.remember(rules, last_completed, last_failed)
   if worker and worker ~= "" then
     workers_seen.renew(workers, known_workers, worker, record, lives_ms, now, now_text)
   end
@@ -55,7 +67,7 @@ if step == 0 then
     local age = now - (tonumber(guard) or 0)
     if left >= 0 and age > -interval and age < interval then
       say_who_asks(now, now_text)
-      return { "", math.min(left, math.ceil(interval - age)), 0 }
+      return { "", math.min(left, math.ceil(interval - age)), 0, waiting_outcomes.count(outbox) }
     end
   end
 end
@@ -72,6 +84,7 @@ local function forget_lanes(now)
   end
 end
 
+check.hash(rules)
 if step == 0 and redis.call("EXISTS", active, stalled, suspects, paused) == 0 then
   -- Nothing is in flight: the sweep of an idle queue, every few seconds.
   local now, now_text = clock.read(clock_given)
@@ -80,7 +93,18 @@ if step == 0 and redis.call("EXISTS", active, stalled, suspects, paused) == 0 th
   forget_lanes(now)
   say_who_asks(now, now_text)
   workers_seen.forget(workers, known_workers, now)
-  return calls_kept.keep(calls, lane, number, now, now_text, { now_text, tonumber(interval_ms), 0 })
+  waiting_outcomes.tidy(outbox, now)
+  local next_step = last_rules.overdue(base, rules, now) and REMOVE or 0
+  return calls_kept.keep(calls, lane, number, now, now_text,
+    { now_text, tonumber(interval_ms), next_step, waiting_outcomes.count(outbox) })
+end
+
+if step == REMOVE then
+  local now, now_text = clock.read(clock_given)
+  redis.call("HDEL", rules, "")   -- nothing, but a write that a full memory does not refuse, nor then the rest
+  local next_step = last_rules.enforce(base, rules, now, MOST_REMOVED) and REMOVE or 0
+  return calls_kept.keep(calls, lane, number, now, now_text,
+    { now_text, redis.call("PTTL", check_at), next_step, waiting_outcomes.count(outbox) })
 end
 
 local settings = queue_meta.read(meta)
@@ -232,6 +256,9 @@ if next_step == 0 and step ~= CONFIRM then
     next_step = CONFIRM
   end
 end
+if next_step == 0 and last_rules.overdue(base, rules, now) then
+  next_step = REMOVE
+end
 if pauses and #recovered > 0 then
   place.mark_delayed(delayed, marker)
 end
@@ -239,7 +266,7 @@ if #recovered > 0 and not queue_meta.closed(settings, active) then
   place.mark(marker)
 end
 
-local reply = { now_text, redis.call("PTTL", check_at), next_step }
+local reply = { now_text, redis.call("PTTL", check_at), next_step, waiting_outcomes.count(outbox) }
 for _, job_id in ipairs(recovered) do
   reply[#reply + 1] = job_id
 end
