@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 from echomq._log import running_job
 from echomq._telemetry import JOB_NAME, QUEUE, Attributes, RunEnd, Span, SpanKind, Telemetry, Value
+from echomq._version import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -73,7 +73,6 @@ class OpenTelemetry:
             raise ModuleNotFoundError(
                 "OpenTelemetry is not installed: pip install 'echomq[otel]'", name=error.name
             ) from error
-        own = version(_NAME)
         self._context = context
         self._propagate = propagate
         self._trace = trace
@@ -84,8 +83,8 @@ class OpenTelemetry:
         }
         self._results = results
         self._names: set[str] = set()
-        self._tracer = trace.get_tracer(_NAME, own, tracer_provider)
-        meter = metrics.get_meter(_NAME, own, meter_provider)
+        self._tracer = trace.get_tracer(_NAME, __version__, tracer_provider)
+        meter = metrics.get_meter(_NAME, __version__, meter_provider)
         self._counters = {
             end: meter.create_counter(f"bullmq.jobs.{end}", unit="{jobs}", description=description)
             for end, description in _COUNTERS.items()
