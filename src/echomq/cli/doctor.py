@@ -33,8 +33,8 @@ async def doctor(
 ) -> None:
     """Find what is not as it should be, and repair it.
 
-    It looks at the server and its queues. It repairs what --fix names, and looks again before it does. It reads in small steps while the queues go on. Of each kind and
-    queue the first 10 findings are shown; --json has all.
+    It looks at the server and its queues. It repairs what --fix names, and looks again before it does. It reads in small steps
+    while the queues go on. Of each kind and queue the first 10 findings are shown; --json has all.
     Exit code 0: nothing was found, or nothing is left. 1: something was. 2: misuse.
     """
     _check(fix or [])
