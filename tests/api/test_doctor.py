@@ -202,3 +202,25 @@ async def test_what_the_access_list_denies_is_said_and_the_rest_is_looked_at(
         report = await Doctor(url).examine("orders")
         assert report.findings == [], rights
         assert report.not_looked_at or rights == "-client", rights
+
+
+async def test_a_queue_that_waits_for_its_workers_has_no_finding(server: Server) -> None:
+    """All slots busy for long, none free for what waits; then limits, and a pause: each keeps jobs waiting, and is in order."""
+    gate, running = asyncio.Event(), asyncio.Event()
+
+    async def handler(job: Job[Any]) -> None:
+        running.set()
+        await gate.wait()
+
+    doctor = Doctor(server.url)
+    async with Queue("orders", connection=server.url) as queue:
+        await queue.add_bulk(JobSpec("pack") for _ in range(5))
+        async with Worker(queue, handler):
+            await running.wait()
+            assert of_queues(await doctor.examine("orders")) == []
+            await queue.rate_limit(60)
+            gate.set()
+            await wait_until(lambda: server.cli("LLEN", BASE + "active") == 0)
+            assert of_queues(await doctor.examine("orders")) == []
+            await queue.pause()
+            assert of_queues(await doctor.examine("orders")) == []
