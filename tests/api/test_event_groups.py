@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from echomq import Connection, Event, Queue, QueueEvents
+from echomq import Connection, ConnectionLost, Event, Queue, QueueEvents
 from echomq.events import Custom, Gap
 from tests.api.test_events import EVENTS, nothing_more, numbers, take, write
 from tests.support.proxy import Proxy, needle
@@ -285,3 +285,13 @@ async def test_many_queues_over_one_connection(server: Server) -> None:
             (name, number) for name in names for number in range(3)
         )
         assert len(server.clients()) <= 3
+
+
+async def test_a_connection_that_is_closed_first(server: Server) -> None:
+    write(server, *range(3))
+    connection = Connection(server.url)
+    async with member(connection) as events:
+        await take(events, 2)
+        await connection.close()
+        with pytest.raises(ConnectionLost):
+            await take(events, 5)

@@ -340,6 +340,17 @@ async def test_five_hundred_queues_with_events_and_results_over_a_few_connection
             await events.close()
 
 
+async def test_where_one_may_not_wake_a_read_it_is_made_anew(server: Server) -> None:
+    server.cli("ACL", "SETUSER", "guest", "on", ">secret", "~*", "&*", "+@all", "-client|unblock")
+    async with Connection(server.unix_url_for(user="guest", password="secret")) as connection:
+        for number in range(5):
+            events = QueueEvents(f"q{number}", connection=connection)
+            await events.ready()
+            write(server, number, key=f"emq:{{q{number}}}:events")
+            assert numbers(await take(events, 1)) == [number]
+    server.cli("ACL", "DELUSER", "guest")
+
+
 async def test_nobody_polls(queue: Queue, server: Server) -> None:
     def calls() -> int:
         lines = server.cli("INFO", "commandstats").decode().splitlines()

@@ -153,12 +153,13 @@ class Membership:
             self._acknowledge(share, entry[0])
         while not self._closed:
             async with self._one:
+                self._news.clear()
+                if not self._kept:
+                    self._raise_trouble()
                 try:
                     event = await self._hand_out()
                     if event is not None or self._closed:
                         return event
-                    self._news.clear()
-                    self._raise_trouble()
                     due = sorted((share for share in self._shares if share.stirred), key=lambda share: share.turn)
                     if due:
                         await self._take_some(due[:_AT_ONCE])
@@ -197,7 +198,10 @@ class Membership:
                 await asyncio.wait([self._acknowledging], timeout=self._hub.wait if self._hub.wait < math.inf else None)
             if any(share.ready for share in self._shares):
                 await self._leave()
-        except EchoMQError as error:  # then silence says it, in the time that the others wait
+        except (
+            EchoMQError,
+            RuntimeError,
+        ) as error:  # RuntimeError: the connection was closed before; then silence says it
             _log.info("group %r was left without a word: %s", self._group, error)
         finally:
             if self._acknowledging is not None:
@@ -289,7 +293,7 @@ class Membership:
             for share in [share for share in self._shares if share.held]:
                 try:
                     await self._renew(share)
-                except EchoMQError as error:
+                except (EchoMQError, RuntimeError) as error:
                     _log.debug("group %r: could not say that it is alive: %s", self._group, error)
             looks = not looks
             for share in self._shares if looks else ():
@@ -319,10 +323,10 @@ class Membership:
             while shares := [share for share in self._shares if share.done]:
                 for share in shares:
                     ids = list(share.done)
-                    link = await self._link(patience)
                     try:
+                        link = await self._link(patience)
                         await answered(link, partial(link.call, "XACK", share.key, self._group, *ids), patience)
-                    except EchoMQError as error:
+                    except (EchoMQError, RuntimeError) as error:  # RuntimeError: the connection was closed
                         _log.warning("group %r: what was handled could not be said: %s", self._group, error)
                     for entry_id in ids:
                         share.done.pop(entry_id, None)

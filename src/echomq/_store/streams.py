@@ -30,10 +30,12 @@ _BLOCK: Final = 10.0
 _MOST_ENTRIES: Final = 500
 _MOST_AT_ONCE: Final = 2_000
 _BREATH: Final = 20e-6
-"""Seconds between two reads for each log: a read costs the server about that for each, and others need it too."""
+_MANY: Final = 50
+"""Seconds between two reads for each of many logs: a read costs the server about that for each, and others need it too."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _UNBLOCK_AGAIN: Final = 0.002
+_MOST_UNBLOCKS: Final = 50
 _LOOK_ROUND: Final = 30.0
 """Seconds after which every place is looked at again: a log that was replaced by one with smaller ids never wakes a read."""
 
@@ -224,7 +226,8 @@ class Streams:
                 if gap:
                     follower.missed(before, entries[0][0])
                 follower.happened(entries)
-        await asyncio.sleep(_BREATH * len(self._streams))
+        if len(self._streams) >= _MANY:
+            await asyncio.sleep(_BREATH * len(self._streams))
 
     # -- who follows ---------------------------------------------------------------------------------------------------
 
@@ -236,15 +239,19 @@ class Streams:
     async def _unblock(self) -> None:
         blocked = self._reads
         try:
-            while self._blocked and self._reads == blocked:
+            for _ in range(_MOST_UNBLOCKS):
+                if not (self._blocked and self._reads == blocked and self._client_id):
+                    break
                 try:
                     link = await self._hub.link(hash_tag=next(iter(self._streams.values())).keys.hash_tag)
-                    if not self._client_id or await link.call("CLIENT", "UNBLOCK", self._client_id) == 1:
+                    if await link.call("CLIENT", "UNBLOCK", self._client_id) == 1:
                         break
                 except EchoMQError:
                     self._client_id = ""
                     break
                 await asyncio.sleep(_UNBLOCK_AGAIN)  # it was faster than the read, which had not come to block yet
+            else:  # the connection has another number by now
+                self._client_id = ""
             if not self._client_id and self._blocked and self._reads == blocked and self._link is not None:
                 self._dropped = True
                 self._link.drop("another queue's events are to be read too")
