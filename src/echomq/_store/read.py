@@ -64,7 +64,7 @@ class _Cursor(msgspec.Struct, frozen=True, array_like=True):
         passed: how many ids stood before the next one, in a list; -1 at its beginning.
         left: how many stood from there on.
         score: that of the last id, in a set.
-        anchors: ids of the page, the last one first.
+        anchors: ids that were read, the last one first.
     """
 
     state: str
@@ -86,10 +86,11 @@ _STEP = 250
 """Jobs that the server reads in one go: some 2 ms."""
 
 
-def _anchors(entries: Sequence[Sequence[bytes]]) -> list[bytes]:
+def _anchors(entries: Sequence[Sequence[bytes]], before: Sequence[bytes]) -> list[bytes]:
     """The last ids; and two from further before, which are there still when a list has lost its tail up to those."""
     ids = [entry[0] for entry in entries]
-    return list(dict.fromkeys([*ids[: -_ANCHORS - 1 : -1], ids[len(ids) // 2], ids[0]]))
+    last = [*reversed(ids), *before][:_ANCHORS]
+    return list(dict.fromkeys([*last, ids[len(ids) // 2], ids[0]]))
 
 
 def _places(state: JobState, *, newest_first: bool) -> list[str]:
@@ -139,7 +140,7 @@ async def page(line: Line, state: JobState, cursor: str | None, limit: int, *, n
         entries = [reply[index : index + 3] for index in range(3, 3 + 3 * seen, 3)]
         jobs += [StoredJob.from_reply(job_id, flat) for job_id, flat, _ in entries if flat]
         if left:
-            at = _Cursor(state, newest_first, at.place, passed, left, entries[-1][2], _anchors(entries))
+            at = _Cursor(state, newest_first, at.place, passed, left, entries[-1][2], _anchors(entries, at.anchors))
         elif at.place != places[-1] and await line.ask("LLEN", line.keys.key(places[-1])):
             at = _Cursor(state, newest_first, places[-1])
         else:

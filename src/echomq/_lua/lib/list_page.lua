@@ -3,6 +3,7 @@
 local M = {}
 
 local WINDOW, NEAR, WINDOWS = 1000, 100, 4   -- ids that are looked at in one go; those of them on the unlikely side
+local MOVED = 1000    -- jobs that may come and go between two pages so that none is passed over
 local ENDS = 10000    -- as far from each end the anchors are looked for then
 
 -- Positions count in the order that is read in: from the tail, or with `backwards` (the newest first) from the head.
@@ -62,7 +63,7 @@ function M.find(list, length, backwards, passed, left, given, first)
       end
     end
   end
-  return guess
+  return math.max(0, low - MOVED)   -- rather once more than not at all
 end
 
 return M
