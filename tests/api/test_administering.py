@@ -211,6 +211,13 @@ async def test_what_is_added_meanwhile_goes_too(queue: Queue, url: str, server: 
     assert len(names(server, BASE + "de:*")) == left
 
 
+async def test_two_at_once(queue: Queue, url: str, server: Server) -> None:
+    await queue.add_bulk(JobSpec("enroll") for _ in range(2000))
+    async with Queue("enrollments", connection=url) as other:
+        assert sum(await asyncio.gather(queue.admin.obliterate(), other.admin.obliterate())) == 2000
+    assert names(server) <= {"emqx:{enrollments}:calls"}  # the slower one's last step
+
+
 async def test_whoever_resumes_meanwhile_keeps_the_rest(queue: Queue) -> None:
     await queue.add_bulk(JobSpec("enroll") for _ in range(2000))
     resumed: list[asyncio.Task[None]] = []

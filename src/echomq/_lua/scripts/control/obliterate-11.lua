@@ -33,9 +33,13 @@ local SOURCES = {
   { key = wait, is_list = true }, { key = paused, is_list = true },
 }
 
+local function left()
+  return redis.call("EXISTS", waiting_children, active, schedulers, delayed, completed, failed, prioritized, wait, paused)
+end
+
 local code = 0
-if check.read("hash", "HEXISTS", meta, "paused") == 0 then
-  code = -1
+if check.read("hash", "HEXISTS", meta, "paused") == 0 and redis.call("EXISTS", meta) + left() > 0 then
+  code = -1   -- where nothing is at all, another has obliterated it at the same time
 elseif force == "" and redis.call("EXISTS", active) == 1 then
   code = -2
 end
@@ -101,7 +105,7 @@ if code == 0 then
       clear(source)
     end
   end
-  more = redis.call("EXISTS", waiting_children, active, schedulers, delayed, completed, failed, prioritized, wait, paused)
+  more = left()
   if more == 0 and spent <= STEP / 2 then
     for index = rest, #ARGV do
       doomed[#doomed + 1] = ARGV[index]
