@@ -168,12 +168,13 @@ class QueueAdmin:
         ``remove_orphans()`` for the logs and the like of those that are gone.)
 
         Args:
-            force: also while jobs are being run.
+            force: also while jobs are being run, or outcomes are on their way to a results queue, which are dropped then.
             on_progress: is told how many jobs are gone.
 
         Raises:
             JobLocked: jobs are being run. The queue is paused now, so that none begins; nothing else has changed.
-            StateError: somebody has resumed the queue meanwhile.
+            StateError: outcomes are still on their way to a results queue (``queue.outbox_size()``), with the same effect; or
+                somebody has resumed the queue meanwhile.
             ServerUnavailable: no further part was carried out. ConnectionLost: of one part that is not known.
 
         Example:

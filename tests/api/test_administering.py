@@ -122,6 +122,16 @@ async def test_while_jobs_run_it_is_refused_and_the_queue_paused(queue: Queue) -
         assert await queue.admin.obliterate() == 2
 
 
+async def test_while_outcomes_are_on_their_way_it_is_refused(queue: Queue, server: Server) -> None:
+    await queue.add("enroll")
+    server.cli("XADD", "emqx:{enrollments}:outbox", "*", "id", "7")
+    with pytest.raises(StateError, match="outcomes of its jobs are still on their way to a results queue"):
+        await queue.admin.obliterate()
+    assert await queue.is_paused()
+    assert await queue.admin.obliterate(force=True) == 1
+    assert names(server) == set()
+
+
 async def _is(queue: Queue, job: Job[Any], state: str) -> bool:
     found = await queue.get_job(job.id)
     return found is not None and found.state == state

@@ -49,7 +49,7 @@ CALLED = [
     "moveStalledJobsToWait-14",
     "moveToActive-11",
     "moveToFinished-14",
-    "obliterate-11",
+    "obliterate-12",
     "passMarkerOn-6",
     "pause-6",
     "pauseScheduler-13",

@@ -14,7 +14,7 @@ from tests.support.server import Kind, Server
 pytestmark = pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
 
 PLACES = "waiting-children active repeat delayed completed failed prioritized wait paused".split()
-NOT_PAUSED, RUNNING = -1, -2
+NOT_PAUSED, RUNNING, TO_BE_FORWARDED = -1, -2, -4
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def queue(client: redis.Redis) -> Queue:
 
 def step(queue: Queue, *keys: str, force: str = "", searched: str = "") -> tuple[int, int, int]:
     """Code, how many jobs were removed, whether more is left."""
-    _, code, removed, more = queue.run("obliterate-11", force, searched, *keys)
+    _, code, removed, more = queue.run("obliterate-12", force, searched, *keys)
     return code, removed, more
 
 
@@ -54,6 +54,20 @@ def test_only_a_paused_queue_and_only_where_nothing_runs(queue: Queue) -> None:
     assert forget(queue) == 1
     queue.add()
     assert forget(queue) == NOT_PAUSED, "sent again, when the queue is used anew"
+
+
+def test_not_while_outcomes_wait_to_be_forwarded(queue: Queue) -> None:
+    outbox = queue.keys.resolve("outbox")
+    queue.add()
+    queue.pause()
+    entry = queue.command("XADD", outbox, "*", "id", "7")
+    assert step(queue) == (TO_BE_FORWARDED, 0, 0)
+    queue.command("XDEL", outbox, entry)
+    assert step(queue) == (0, 1, 0)
+    queue.command("XADD", outbox, "*", "id", "7")
+    assert step(queue, force="1") == (0, 0, 0)
+    assert forget(queue) == 1
+    assert dump(queue.client) == {}
 
 
 def test_a_step_is_bounded_and_takes_the_oldest_first(queue: Queue) -> None:
@@ -159,8 +173,8 @@ def test_the_same_call_again_takes_nothing_more(queue: Queue) -> None:
     for _ in range(2):
         queue.add_many([job_args()] * 200)
     queue.pause()
-    first = queue.run("obliterate-11", "", "", number=900)
-    assert queue.run("obliterate-11", "", "", number=900, resent=True) == first
+    first = queue.run("obliterate-12", "", "", number=900)
+    assert queue.run("obliterate-12", "", "", number=900, resent=True) == first
     assert queue.counts("waiting") == [150]
 
 

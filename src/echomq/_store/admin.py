@@ -13,7 +13,7 @@ from echomq._store.names import foreign, is_of_a_queue, owner, pages, wire
 from echomq.errors import JobLocked, StateError
 from echomq.options import OnProgress
 
-_NOT_PAUSED, _RUNNING = -1, -2
+_NOT_PAUSED, _RUNNING, _TO_BE_FORWARDED = -1, -2, -4
 _STEP: Final = 250
 _GONE: Final = b"gone"
 
@@ -26,7 +26,7 @@ async def obliterate(line: Line, *, force: bool, on_progress: OnProgress) -> int
 
     Raises:
         JobLocked: jobs are being run, and it is not forced.
-        StateError: somebody has resumed the queue meanwhile.
+        StateError: outcomes wait to be forwarded, and it is not forced; or somebody has resumed the queue meanwhile.
     """
     await control.pause(line)
     removed = 0
@@ -36,11 +36,17 @@ async def obliterate(line: Line, *, force: bool, on_progress: OnProgress) -> int
         more = 1
         while more:
             args = ("1" if force else "", "1" if searched else "", *keys)
-            _, code, count, more = await line.call("obliterate-11", args)
+            _, code, count, more = await line.call("obliterate-12", args)
             if code == _RUNNING:
                 raise JobLocked(
                     f"queue {line.keys.queue!r} is not obliterated: workers are running jobs of it. It is paused now: wait for "
                     "their end and call again, or use force=True, which leaves them nothing to end; or resume the queue"
+                )
+            if code == _TO_BE_FORWARDED:
+                raise StateError(
+                    f"queue {line.keys.queue!r} is not obliterated: outcomes of its jobs are still on their way to a results "
+                    "queue, which a running worker of it brings there. It is paused now: call again when outbox_size() is 0, or "
+                    "use force=True, which drops them; or resume the queue"
                 )
             _check_paused(line, code, removed)
             removed += count

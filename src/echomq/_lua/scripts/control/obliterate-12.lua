@@ -10,13 +10,14 @@
 --- @key wait
 --- @key paused
 --- @key meta
+--- @key outbox
 --- @key calls
 --- @arg force
 --- @arg searched
 --- @rest
 --- @use clock check parents job_keys
 --- @lane
---- @returns now, 0 | -1 the queue is not paused | -2 jobs are being run, how many jobs were removed, 1 if jobs are left or the named keys are there still
+--- @returns now, 0 | -1 the queue is not paused | -2 jobs are being run | -4 outcomes wait to be forwarded, how many jobs were removed, 1 if jobs are left or the named keys are there still
 
 -- The named keys are what stands under the queue's name beside its jobs. A job may have been added since they were looked at:
 -- so they go when there is none, in the same call.
@@ -42,6 +43,8 @@ if check.read("hash", "HEXISTS", meta, "paused") == 0 and redis.call("EXISTS", m
   code = -1   -- where nothing is at all, another has obliterated it at the same time
 elseif force == "" and redis.call("EXISTS", active) == 1 then
   code = -2
+elseif force == "" and redis.call("EXISTS", outbox) == 1 and check.stream(outbox) > 0 then
+  code = -4
 end
 local now, now_text = clock.read(clock_given)
 local spent, removed, doomed = 0, 0, {}
