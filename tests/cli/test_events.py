@@ -61,7 +61,6 @@ async def test_following(url: str) -> None:
             await terminal.says("name: before")
             await queue.add("while")
             await terminal.says("name: while")
-            terminal.type("\x03")
             terminal.process.send_signal(2)
             assert await terminal.end() == 130
             assert "Traceback" not in terminal.text

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -63,6 +66,60 @@ async def test_rates_and_many_queues(url: str) -> None:
     assert all(one["oldest_waiting"] > 0 for one in shown["queues"])
     for queue in queues:
         await queue.close()
+
+
+FILL = """
+for number = tonumber(ARGV[3]), tonumber(ARGV[3]) + tonumber(ARGV[4]) - 1 do
+  redis.call('HSET', ARGV[1] .. number, 'name', 'pack', 'data', '{"order":17}', 'opts', '{}', 'timestamp', '1790000000000',
+    'delay', '0', 'priority', '0', 'processedOn', '1790000000100', 'finishedOn', '1790000000200', 'atm', '1', 'ats', '1')
+  if ARGV[2] == 'completed' then
+    redis.call('ZADD', ARGV[1] .. 'completed', 1790000000000 + number, number)
+  else
+    redis.call('LPUSH', ARGV[1] .. 'wait', number)
+  end
+end
+redis.call('SET', ARGV[1] .. 'id', 10000000)
+redis.call('HSET', ARGV[1] .. 'meta', 'opts.maxLenEvents', '10000')
+"""
+
+
+@pytest.mark.torture
+async def test_500_queues_and_two_million_jobs(make_server: Callable[..., Server]) -> None:
+    """A frame is there at once, keys are obeyed at once, and producers do not notice."""
+    server, step = make_server(), 5_000
+    with server.client() as client:
+        fill = client.register_script(FILL)
+        for name, state in (("done", "completed"), ("waits", "waiting")):
+            for start in range(1, 1_000_000, step):
+                fill(args=[f"emq:{{{name}}}:", state, start, step])
+        for number in range(500):
+            fill(args=[f"emq:{{q{number:03d}}}:", "waiting", 1, 10])
+    begun = time.monotonic()
+    shown = (await echomq("top", "--json", "--interval", "0.1", url=server.url)).json
+    assert time.monotonic() - begun < 15
+    assert len(shown["queues"]) == 502
+    async with (
+        Queue("waits", connection=server.url) as queue,
+        Terminal(["top"], url=server.url, size=(160, 50)) as terminal,
+    ):
+        await terminal.says("workers of done: none")
+        adds, keys = [], []
+        for key in "jkjkjkjkjk":
+            terminal.type(key)
+            keys.append(await _timed(terminal.says("workers of")))
+            for _ in range(100):
+                adds.append(await _timed(queue.add("pack")))
+                await asyncio.sleep(0.01)
+        terminal.type("q")
+        assert await terminal.end() == 0
+    assert sorted(keys)[-2] < 0.5
+    assert sorted(adds)[len(adds) * 99 // 100] < 0.05
+
+
+async def _timed(work: Coroutine[Any, Any, object]) -> float:
+    begun = time.monotonic()
+    await work
+    return time.monotonic() - begun
 
 
 async def test_without_a_terminal_it_says_what_to_do(url: str) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import io
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _FIND_EVERY: Final = 15.0
+_FIND_SHARE: Final = 20
+"""To find the queues means to walk over all keys of the server: of that, a twentieth of the time at most."""
 _REDRAW_EVERY: Final = 1.0
 _LOOK_FOR_FIRST: Final = 0.1
 """Seconds between two questions whether a queue has been found."""
@@ -161,6 +164,7 @@ class _Live:
 
     async def _find(self) -> None:
         while True:
+            begun = time.monotonic()
             try:
                 await self._watch.find()
             except EchoMQError as error:
@@ -169,7 +173,8 @@ class _Live:
                 if not self._watch.seen:
                     self._watch.away = None
             self._changed.set()
-            await asyncio.sleep(_FIND_EVERY if self._watch.seen else self._interval)
+            took = time.monotonic() - begun
+            await asyncio.sleep(max(_FIND_EVERY, took * _FIND_SHARE) if self._watch.seen else self._interval)
 
     async def _look(self) -> None:
         while True:
