@@ -44,6 +44,9 @@ _OWN_TYPES = {
     "v5": "string",
     "healing": "string",
     "workers": "hash",
+    "rules": "hash",
+    "outbox": "stream",
+    "forwarding": "string",
 }
 _LASTING = ("paused-schedulers", "rules", "outbox")
 _LETTER = {"id", "reason", "attemptsMade", "failedOn"}
