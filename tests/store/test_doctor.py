@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import redis
 
 from echomq import BrokenKey, InvalidOption, JobLocked
+from echomq._store import keys
 from echomq.doctor import KINDS, Doctor, Finding, Report
 from tests.store.doctor_damage import CASES, Case, healthy
 from tests.store.scripts import Dump, Queue
@@ -164,6 +166,21 @@ async def test_what_a_queue_that_is_no_more_has_left_is_removed(
     assert await doctor.fix(found) == 1
     assert changed(before, queue.dump()) == {"emqx:{gone}:paused-schedulers"}
     assert kinds(await doctor.examine()) == []
+
+
+async def test_outcomes_that_are_still_to_be_forwarded_are_never_removed(queue: Queue, doctor: Doctor) -> None:
+    queue.command("XADD", "emqx:{gone}:outbox", "1-1", "id", "1")
+    queue.command("XADD", "emqx:{q}:outbox", "*", "id", "1")
+    queue.command("HSET", "emqx:{q}:rules", "completed", "1")
+    before = queue.dump()
+    [found] = of_queues(await doctor.examine())
+    assert (found.kind, found.queue, found.fixable) == ("outcomes-not-forwarded", "gone", False)
+    assert queue.dump() == before
+    for kind in ("own-key-without-expiry", "leftover-own-key"):  # as of an older doctor
+        for name in ("gone", "q"):
+            forged = Finding(kind, "warning", name, "outbox", "", "", True)
+            assert await doctor.fix(forged) == 0
+    assert queue.command("TTL", "emqx:{gone}:outbox") == -1
 
 
 async def test_a_queue_that_has_come_back_keeps_its_paused_schedules(queue: Queue, doctor: Doctor) -> None:
@@ -344,3 +361,12 @@ async def test_a_lost_reply_of_a_repair_repairs_once(queue: Queue, server: Serve
 def test_every_kind_that_can_be_repaired_has_a_damage_here() -> None:
     here = {case.kind for case in CASES} | {"own-key-without-expiry", "leftover-own-key"}
     assert here == {name for name, kind in KINDS.items() if kind.fixable}
+
+
+def test_every_kind_stands_in_the_table() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text("utf-8")
+    assert [name for name in KINDS if f"`{name}`" not in page] == []
+
+
+def test_every_key_of_ours_is_known_to_expire_or_to_last() -> None:
+    assert set(keys._OURS.values()) - keys.EXPIRING == {"paused-schedulers", "rules", "outbox"}

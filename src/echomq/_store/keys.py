@@ -34,8 +34,11 @@ THEIRS: Final = (
 )  # fmt: skip
 """All others that a queue has once, by their suffixes (protocol 1.1): those of other runtimes and of old versions too."""
 
-OWN_SUFFIXES = frozenset(_OURS.values())
-"""What they are called; what has more behind it, after a colon."""
+EXPIRING: Final = frozenset({"calls", "suspects", "limits", "v5", "healing", "standing", "workers", "forwarding"})
+"""Those of our own that never stand without an expiry. The others hold what nobody but them knows."""
+
+LEFT_BEHIND: Final = EXPIRING | {"paused-schedulers", "rules"}
+"""Those that are good for nothing once their queue is no more. An outbox is none: its outcomes are still to be forwarded."""
 
 _SLOTS = 16_384
 

@@ -8,8 +8,9 @@ from typing import Final
 from echomq._redis.wire import Argument
 from echomq._store import heal, schedule
 from echomq._store.codec import id_out
+from echomq._store.keys import EXPIRING, LEFT_BEHIND
 from echomq._store.line import Line
-from echomq._store.ward import ABANDONED_MS, EVENTS_SURPLUS, LASTING, OVERDUE_MS, Ward
+from echomq._store.ward import ABANDONED_MS, EVENTS_SURPLUS, OVERDUE_MS, Ward
 from echomq.errors import InvalidOption, JobLocked
 from echomq.findings import KINDS, Finding
 
@@ -70,8 +71,10 @@ async def _hold_logs(line: Line, finding: Finding) -> int:
 
 async def _hold_own_key(line: Line, finding: Finding) -> int:
     suffix = finding.subject
+    if suffix.partition(":")[0] not in LEFT_BEHIND:
+        return 0
     key = line.keys.own_base + suffix
-    return min(1, await _count(line, "holdOwnKey-3", key, "1" if suffix in LASTING else "", "1"))
+    return min(1, await _count(line, "holdOwnKey-3", key, "" if suffix.partition(":")[0] in EXPIRING else "1", "1"))
 
 
 async def _count(line: Line, script: str, *args: Argument) -> int:

@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 from echomq._redis.wire import Argument, Reply
 from echomq._store import heal, names, presence, read, schedule
 from echomq._store.codec import decode_id, id_out
-from echomq._store.keys import OWN_SUFFIXES, QueueKeys
+from echomq._store.keys import EXPIRING, LEFT_BEHIND, QueueKeys
 from echomq._store.line import Line
 from echomq.errors import InvalidOption, ServerError
 from echomq.findings import KINDS, Finding, QueueFacts
@@ -41,6 +41,8 @@ EVENTS_SURPLUS: Final = 5000
 _EVENTS_BYTES: Final = 256 * 1024 * 1024
 _KEPT: Final = 250_000
 """Ended jobs beyond which nobody seems to bound them: ``Keep.DEFAULT`` has 100,000 of each."""
+_FORWARDED_IN: Final = 600
+"""Seconds within which a worker forwards what is in the outbox, unless the other server is away."""
 _LOOKS_FOR_MARKER: Final = 3
 _BETWEEN_LOOKS: Final = 0.7
 
@@ -51,7 +53,6 @@ _TYPES: Final = {
     "events": b"stream", "stalled": b"set", "id": b"string", "pc": b"string", "stalled-check": b"string", "limiter": b"string",
     "metrics:completed": b"hash", "metrics:failed": b"hash", "metrics:completed:data": b"list", "metrics:failed:data": b"list",
 }  # fmt: skip
-LASTING: Final = frozenset({"paused-schedulers", "rules", "outbox"})
 _LEGACY_SCHEDULE: Final = re.compile(rb"[^:]*:[^:]*:\d*:[^:]*:.*")
 _TAGGED: Final = re.compile(r"\{([^{}]+)\}(-dead)?")
 
@@ -580,14 +581,30 @@ class Ward:
         await self._each(self.met.own, self._own_key)
 
     async def _own_key(self, suffix: str) -> None:
-        if suffix.partition(":")[0] not in OWN_SUFFIXES:
+        if suffix == "outbox":
+            await self._outbox()
+        name = suffix.partition(":")[0]
+        if name not in LEFT_BEHIND:
             return
         key = self.keys.own_base + suffix
-        code = await self.line.read("holdOwnKey-3", (key, "1" if suffix in LASTING else "", ""))
+        code = await self.line.read("holdOwnKey-3", (key, "" if name in EXPIRING else "1", ""))
         if code == 1:
             self._tell("own-key-without-expiry", suffix, f"{key} has no expiry: it would stay for ever")
         elif code == 2:
             self._tell("leftover-own-key", suffix, f"{key} has no expiry, and there is no queue of this name any more")
+
+    async def _outbox(self) -> None:
+        first, time = await asyncio.gather(
+            self.line.ask("XRANGE", self.keys.resolve("outbox"), "-", "+", "COUNT", "1"), self.line.ask("TIME")
+        )
+        assert isinstance(time, list)
+        match first:
+            case [[bytes() as entry, _]]:
+                waits = int(time[0]) - int(entry.partition(b"-")[0]) // 1000  # type: ignore[arg-type]
+                if waits > _FORWARDED_IN:
+                    count = await self.line.ask("XLEN", self.keys.resolve("outbox"))
+                    text = f"{count!r} outcomes wait to be forwarded to a results queue, the oldest for {waits} s"
+                    self._tell("outcomes-not-forwarded", "outbox", text)
 
     # -- facts
 
