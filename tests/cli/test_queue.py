@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from echomq import Job, JobSpec, Queue, Unrecoverable, Worker
 from tests.support.command import Terminal, echomq
+from tests.support.server import Server
 
 
 async def work(job: Job[Any]) -> Any:
@@ -38,6 +40,23 @@ async def test_list(url: str) -> None:
     lines = [line.split() for line in text.out.splitlines()]
     assert lines[0] == ["QUEUE", "WAITING", "PRIORITY", "DELAYED", "ACTIVE", "CHILDREN", "COMPLETED", "FAILED"]
     assert lines[1:] == [["mails", *"0100000", "paused"], ["orders", *"1010000"]]
+
+
+async def test_a_queue_that_somebody_broke_does_not_hide_the_others(server: Server) -> None:
+    async with Queue("注文", connection=server.url) as queue:
+        await queue.add("x")
+        with server.client() as client:
+            client.hset("emq:{broken}:meta", "opts.maxLenEvents", "10000")
+            client.set("emq:{broken}:wait", "no list")
+        shown = (await echomq("queue", "list", "--json", url=server.url)).json
+        text = await echomq("queue", "list", url=server.url)
+    broken, fine = shown["queues"]
+    assert (broken["queue"], broken["counts"], fine["counts"]["waiting"]) == ("broken", None, 1)
+    assert "emq:{broken}:wait" in broken["trouble"]
+    assert text.code == 0
+    head, broken, fine = text.out.splitlines()
+    assert "emq:{broken}:wait" in broken
+    assert cell_len(fine.partition("1")[0]) + 1 == len(head.partition("WAITING")[0] + "WAITING")
 
 
 async def test_show(url: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -67,13 +68,24 @@ def local(moment: datetime) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
     """Lines with aligned columns; those in ``right`` to the right."""
-    widths = [max(len(row[at]) for row in (head, *rows)) for at in range(len(head))]
+    widths = [max(_width(row[at]) for row in (head, *rows)) for at in range(len(head))]
 
     def line(row: Sequence[str]) -> str:
-        cells = (cell.rjust(widths[at]) if at in right else cell.ljust(widths[at]) for at, cell in enumerate(row))
+        cells = []
+        for at, cell in enumerate(row):
+            blanks = " " * (widths[at] - _width(cell))
+            cells.append(blanks + cell if at in right else cell + blanks)
         return "  ".join(cells).rstrip()
 
     return [line(head), *map(line, rows)]
+
+
+def _width(text: str) -> int:
+    """The columns that it takes on a terminal: letters of East Asia and most pictures take two, marks on letters none."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
+    return len(text) + wide - sum(unicodedata.category(character) in ("Mn", "Me") for character in text)
 
 
 def to_seconds(text: str) -> float:

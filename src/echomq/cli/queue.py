@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from echomq import Job, JobNotFound, JobState, Queue
+from echomq import ConnectionLost, EchoMQError, Job, JobNotFound, JobState, Queue, ServerUnavailable
 from echomq.cli import _text
 from echomq.cli._shell import QueueName, Shell, Yes, command, seconds_option
 
@@ -46,15 +46,23 @@ async def list_(
     async def look(name: str) -> dict[str, Any]:
         async with limit:
             queue = shell.queue(name)
-            counts, paused = await asyncio.gather(queue.counts(), queue.is_paused())
-            return {"queue": name, "paused": paused, "counts": counts}
+            try:
+                counts, paused = await asyncio.gather(queue.counts(), queue.is_paused())
+            except (ServerUnavailable, ConnectionLost):
+                raise
+            except EchoMQError as error:  # one queue that somebody broke does not hide the others
+                return {"queue": name, "paused": None, "counts": None, "trouble": str(error)}
+            return {"queue": name, "paused": paused, "counts": counts, "trouble": None}
 
     found = await asyncio.gather(*(look(name) for name in names if fnmatch.fnmatchcase(name, pattern)))
-    rows = [
-        [_text.harmless(one["queue"]), *_numbers(one["counts"]), "paused" if one["paused"] else ""] for one in found
-    ]
     right = range(1, len(_COLUMNS) + 1)
-    shell.answer({"queues": found}, _text.table(["QUEUE", *_COLUMNS, ""], rows, right=right))
+    shell.answer({"queues": found}, _text.table(["QUEUE", *_COLUMNS, ""], [_row(one) for one in found], right=right))
+
+
+def _row(listed: Mapping[str, Any]) -> list[str]:
+    numbers = ["–"] * len(_COLUMNS) if listed["counts"] is None else _numbers(listed["counts"])
+    said = listed["trouble"] or ("paused" if listed["paused"] else "")
+    return [_text.one_line(listed["queue"], 60), *numbers, _text.one_line(said, 200)]
 
 
 def _numbers(counts: Mapping[JobState, int]) -> list[str]:

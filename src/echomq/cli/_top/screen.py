@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import termios
@@ -16,6 +17,7 @@ _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"
 """The other screen, no cursor, long lines are cut."""
 _LEAVE: Final = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 
+_KEY: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Z]|.", re.DOTALL)
 _NAMED: Final = {
     "\x1b[A": "up",
     "\x1b[B": "down",
@@ -118,12 +120,8 @@ class Screen:
             asyncio.get_running_loop().remove_reader(self._in)
             self._on_signal(signal.SIGHUP)
             return
-        text = read.decode("utf-8", "replace")
-        if text in _NAMED or text.startswith("\x1b"):
-            self._on_key(_NAMED.get(text, ""))
-            return
-        for character in text:
-            self._on_key(_NAMED.get(character, character))
+        for key in _KEY.findall(read.decode("utf-8", "replace")):  # several, where one is held down
+            self._on_key(_NAMED.get(key, key))
 
     def _write(self, text: str) -> None:
         sys.stdout.write(text)
