@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -19,8 +20,10 @@ from echomq import (
     LockLost,
     Logs,
     Queue,
+    ServerUnavailable,
     Worker,
 )
+from tests.support.proxy import Loss, Proxy, needle
 from tests.support.server import Server
 from tests.support.wait import wait_until
 
@@ -218,6 +221,64 @@ async def test_a_run_that_has_lost_its_job_writes_nothing(queue: Queue, url: str
     now = await found(queue, job.id)
     assert (now.progress, now.data) == (None, {})
     assert (await now.logs()).count == 0
+
+
+async def test_the_next_run_gets_the_data_that_the_last_one_left(queue: Queue, url: str) -> None:
+    seen: list[Any] = []
+
+    async def process(job: Job[Any]) -> None:
+        seen.append(job.data)
+        if job.attempts_made == 0:
+            await job.update_data({"from": 3})
+            raise ConnectionError
+
+    await queue.add("print", {"from": 1}, attempts=2)
+    await Worker("q", process, connection=url).run_until_drained()
+    assert seen == [{"from": 1}, {"from": 3}]
+
+
+@pytest.mark.parametrize("loss", ["request", "reply"])
+async def test_what_is_lost_on_its_way_is_written_once(queue: Queue, server: Server, loss: Loss) -> None:
+    def process(job: Job[Any]) -> None:
+        for number in range(3):
+            job.log(f"line {number}")
+            job.update_progress(number)
+
+    job = await queue.add("print")
+    async with Proxy(server) as proxy:
+        proxy.lose(loss, needle("updateJobs-4"))
+        await Worker("q", process, connection=proxy.url).run_until_drained()
+        assert proxy.seen >= 1
+    now = await found(queue, job.id)
+    assert (now.state, now.progress) == ("completed", 2), now.failed_reason
+    assert (await now.logs()).lines == ["line 0", "line 1", "line 2"]
+
+
+async def test_a_handler_whose_server_is_away_hears_that_nothing_was_written(
+    queue: Queue, make_server: Callable[..., Server]
+) -> None:
+    errors: list[Exception] = []
+    server = make_server()
+    begun, stopped = threading.Event(), threading.Event()
+
+    def process(job: Job[Any]) -> None:
+        begun.set()
+        stopped.wait(10)
+        try:
+            job.log("nobody is there")
+        except ServerUnavailable as error:
+            errors.append(error)
+
+    async with Connection(server.url, wait=0.1) as connection, Queue("q", connection=connection) as own:
+        job = await own.add("print")
+        async with Worker("q", process, connection=connection):
+            await wait_until(begun.is_set)
+            await asyncio.to_thread(server.kill)
+            stopped.set()
+            await wait_until(lambda: errors)
+            await asyncio.to_thread(server.start)
+    assert "not carried out" in str(errors[0])
+    assert job.id == "1"
 
 
 async def test_a_run_that_is_over_writes_nothing_more(queue: Queue, url: str) -> None:

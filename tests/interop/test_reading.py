@@ -22,6 +22,8 @@ async def test_node_reads_what_we_tell_of_a_job(pair: Pair) -> None:
     assert (seen["progress"], seen["data"]) == ({"done": 3, "of": 8}, {"n": 2})
     [told] = await pair.node.tells("event", event="progress")
     assert told["args"] == {"jobId": job.id, "data": {"done": 3, "of": 8}}
+    await pair.theirs.call_job(job.id, "log", "theirs")
+    assert await pair.theirs.call("getJobLogs", job.id) == {"logs": ["third", "theirs"], "count": 2}, "by our option"
     await job.clear_logs()
     assert await pair.theirs.call("getJobLogs", job.id) == {"logs": [], "count": 0}
 
