@@ -19,6 +19,7 @@ from echomq import (
     JobScheduler,
     JobSpec,
     Keep,
+    Limiter,
     Queue,
     Unrecoverable,
     Worker,
@@ -131,6 +132,20 @@ async def test_a_rate_limit(queue: Queue, url: str) -> None:
     assert limited.text == "nothing of the queue starts for another 10 minutes: its rate limit of 1 is used up"
     assert limited.at is not None
     assert timedelta(minutes=9) < limited.at - explained.at <= timedelta(minutes=10)
+
+
+async def test_a_limit_of_the_workers_own(queue: Queue, url: str) -> None:
+    async def process(job: Job[Any]) -> None:
+        pass
+
+    await queue.add_bulk([JobSpec("print")] * 3)
+    async with Worker("q", process, connection=url, limiter=Limiter(2, 600)):
+        await counted(queue, completed=2)
+        found = texts(await queue.explain("3"))
+    assert found["rate_limited"] == (
+        "workers with a rate limit of their own have started 2 jobs in a time that ends in 10 minutes; if that is all they may, "
+        "they start nothing before"
+    )
 
 
 async def test_a_limit_by_hand(queue: Queue) -> None:

@@ -157,6 +157,16 @@ class _Words:
             else:
                 why = f"its rate limit of {facts.number('max')} is used up"
             yield Reason("rate_limited", f"nothing of the queue starts for another {_span(left)}: {why}", at=until)
+        elif facts.has("window ms"):
+            left = facts.number("window ms") / 1000
+            started = "1 job" if facts.number("window used") == 1 else f"{facts.number('window used')} jobs"
+            yield Reason(
+                "rate_limited",
+                f"workers with a rate limit of their own have started {started} in a time that ends in {_span(left)}; if that is "
+                "all they may, they start nothing before",
+                at=facts.now + timedelta(seconds=left),
+                count=facts.number("window used"),
+            )
         most = facts.number("concurrency")
         if most and facts.number("running") >= most:
             slots = "the one slot" if most == 1 else f"all {most} slots"

@@ -80,6 +80,9 @@ if used and most and used >= most and left > 0 then
   tell("limited", left)
   tell("limited by hand", used >= tonumber(place.MANUAL) and 1)
   tell("max", settings.max)
+elseif used and not settings.max and left > 0 then   -- the window of workers that have a limit of their own
+  tell("window ms", left)
+  tell("window used", used)
 end
 
 if at == "waiting" then
