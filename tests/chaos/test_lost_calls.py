@@ -68,7 +68,10 @@ CALLED = [
     "updateJobs-4",
     "upsertScheduler-16",
 ]
-ELSEWHERE = {"claimEffect-1", "finishEffect-1", "releaseEffect-1"}  # tests/api/test_idempotency.py
+ELSEWHERE = {
+    *("claimEffect-1", "finishEffect-1", "releaseEffect-1"),  # tests/api/test_idempotency.py
+    "takeOutcomes-2",  # test_results_queue.py
+}
 NOT_CALLED = {"getState-8", "releaseLock-1"}  # by a worker or a queue, so far
 
 DAY_MS = 86_400_000

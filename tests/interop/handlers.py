@@ -51,6 +51,9 @@ class Runs:
     async def do_echo(self, job: Job[Any]) -> Any:
         return job.data
 
+    async def do_outcome(self, job: Job[Any]) -> Any:
+        return job.data["result"]
+
     async def do_value(self, job: Job[Any]) -> Any:
         return job.data["value"]
 

@@ -17,7 +17,7 @@ from echomq._store.keys import QueueKeys
 from echomq.connection import Connection, Hub
 from echomq.errors import ConnectionLost, EchoMQError, ServerUnavailable
 
-_LEASE_MS = 10_000
+_LEASE_MS = 5_000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _COMPLAIN_EVERY = 60.0
 

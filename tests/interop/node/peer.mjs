@@ -83,6 +83,7 @@ async function jobOf(given) {
 const handlers = {
   nothing: async () => undefined,
   echo: async (job) => job.data,
+  outcome: async (job) => job.data.result,
   value: async (job) => job.data.value,
   async fail(job) {
     if (job.attemptsMade < (job.data.times ?? Infinity)) throw new Error(job.data.reason ?? "as planned");
