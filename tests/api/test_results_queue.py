@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from echomq import Connection, EchoMQ, InvalidOption, Job, JobSpec, Keep, Queue, Unrecoverable, Worker
+from echomq import Connection, EchoMQ, InvalidOption, Job, JobSpec, Keep, Queue, StateError, Unrecoverable, Worker
 from tests.support.server import Server
 from tests.support.wait import wait_until
 
@@ -252,6 +252,10 @@ async def test_what_is_for_an_unknown_server_stays_and_is_told(
                 lambda: "1 outcomes wait in the outbox for servers that this worker does not know" in caplog.text
             )
     assert await queue.outbox_size() == 1
+    with pytest.raises(StateError, match="still on their way to a results queue"):
+        await queue.admin.obliterate()
+    await queue.admin.obliterate(force=True)
+    assert await queue.outbox_size() == 0
 
 
 async def test_another_connection_that_its_user_has_closed_ends_no_worker(

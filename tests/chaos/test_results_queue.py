@@ -100,7 +100,7 @@ async def test_calls_are_lost(server: Server, make_server: Callable[..., Server]
         async with Worker("jobs", process, connection=here.url, results_queue=results, **options):
 
             async def all_told() -> bool:
-                return other.cli("LLEN", "emq:{results}:wait") == len(jobs)
+                return int(other.cli("LLEN", "emq:{results}:wait")) == len(jobs)
 
             await wait_until(all_told, 30)
             await wait_until(lambda: server.cli("XLEN", "emqx:{jobs}:outbox") == 0)
