@@ -2,9 +2,9 @@
 
 local M = {}
 
-local WINDOW, NEAR, WINDOWS = 1000, 100, 4   -- ids that are looked at in one go; those of them on the unlikely side
+local WINDOW, NEAR, WINDOWS = 1000, 100, 2   -- ids that are looked at in one go; those of them on the unlikely side
 local MOVED = 1000    -- jobs that may come and go between two pages so that none is passed over
-local ENDS = 10000    -- as far from each end the anchors are looked for then
+local ENDS, FEW = 10000, 2   -- as far from each end so many of the anchors are looked for then
 
 -- Positions count in the order that is read in: from the tail, or with `backwards` (the newest first) from the head.
 local function slice(list, backwards, from, count)
@@ -55,7 +55,7 @@ function M.find(list, length, backwards, passed, left, given, first)
     end
     from = backwards and from + WINDOW or from - WINDOW
   end
-  for index = first, #given do
+  for index = first, math.min(first + FEW - 1, #given) do
     for _, rank in ipairs({ "1", "-1" }) do
       local at = redis.call("LPOS", list, given[index], "RANK", rank, "MAXLEN", tostring(ENDS))
       if at then
