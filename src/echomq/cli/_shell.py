@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, Concatenate, Final, NoReturn, ParamSpec, get_type_hints
 
@@ -254,9 +254,13 @@ class Shell:
 
     def queue(self, name: str) -> Queue:
         """A queue of this server. It is closed at the end of the command."""
-        queue = Queue(name, connection=self.connection, prefix=self.prefix, hash_tag=self.hash_tag)
+        queue = self.open_queue(name)
         self._queues.append(queue)
         return queue
+
+    def open_queue(self, name: str) -> Queue:
+        """A queue of this server, for its caller to close."""
+        return Queue(name, connection=self.connection, prefix=self.prefix, hash_tag=self.hash_tag)
 
     async def names(self) -> list[str]:
         """The names of the queues of this server, sorted."""
@@ -301,7 +305,7 @@ class Shell:
             typer.echo(text, err=True)
 
     @contextlib.contextmanager
-    def progress(self, verb: str) -> Any:
+    def progress(self, verb: str) -> Iterator[Callable[[int], None]]:
         """A function to be told how many jobs are done: shows it on a terminal, on one line that is gone at the end."""
         shown, is_shown = 0.0, False
 

@@ -51,14 +51,17 @@ async def top(
     """
     if not 0.1 <= interval <= 3600:
         misuse(f"--interval {interval:g}: must be from 0.1 s to 1 h")
-    watch = Watch(shell.queue, None if queues else shell.names, queues or ())
+    watch = Watch(shell.open_queue, None if queues else shell.names, queues or ())
     view = View(f"{shell.connection.where}, prefix {shell.prefix}")
-    if once or shell.as_json:
-        await _once(shell, watch, view, interval)
-        return
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not (once or shell.as_json or (sys.stdin.isatty() and sys.stdout.isatty())):
         misuse("it draws on a terminal, and this is none: --once prints one frame, --json one object")
-    await _Live(watch, view, interval).run()
+    try:
+        if once or shell.as_json:
+            await _once(shell, watch, view, interval)
+        else:
+            await _Live(watch, view, interval).run()
+    finally:
+        await watch.close()
 
 
 async def _once(shell: Shell, watch: Watch, view: View, interval: float) -> None:

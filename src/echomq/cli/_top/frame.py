@@ -170,7 +170,7 @@ def draw(view: View, watch: Watch, width: int, height: int | None) -> list[Text]
     if found and view.selected not in {one.queue for one in found}:
         view.selected = found[0].queue
     head = [_title(view, watch, now), _totals(watch)]
-    foot = [Text(view.prompt if view.prompt is not None else KEYS, "bold" if view.prompt is not None else "dim")]
+    foot = [Text(KEYS, "dim") if view.prompt is None else Text(_text.one_line(view.prompt, 500), "bold")]
     if height is None:
         workers = [line for one in found if one.workers for line in _worker_lines(one, now, None)]
         body, foot = _queue_lines(view, found, now, width, None), []
