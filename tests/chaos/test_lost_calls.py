@@ -71,6 +71,7 @@ CALLED = [
 ELSEWHERE = {
     *("claimEffect-1", "finishEffect-1", "releaseEffect-1"),  # tests/api/test_idempotency.py
     "takeOutcomes-2",  # test_results_queue.py
+    *("takeEvents-1", "keepEvents-1", "leaveEvents-1"),  # tests/api/test_event_groups.py
 }
 NOT_CALLED = {"getState-8", "releaseLock-1"}  # by a worker or a queue, so far
 
