@@ -6,8 +6,9 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Self
 
 import pytest
 
@@ -30,70 +31,81 @@ async def write(server: Server, first: int, number: int, pause: float = 0.0) -> 
 
 
 class Listener:
-    """A process that listens, and what it has said."""
+    """A process that listens, killed at the end of the block; and what it has said."""
 
     def __init__(self, server: Server, since: str, *group: str) -> None:
         self._command = (sys.executable, str(listener_program.__file__), server.url, since, *group)
         self.heard: list[tuple[str, str]] = []
 
-    async def start(self) -> None:
+    async def __aenter__(self) -> Self:
         self._process = await asyncio.create_subprocess_exec(*self._command, stdout=asyncio.subprocess.PIPE)
         assert self._process.stdout is not None
         assert await self._process.stdout.readline() == b"ready\n"
         self._reading = asyncio.create_task(self._read(self._process.stdout))
+        return self
 
     async def _read(self, lines: asyncio.StreamReader) -> None:
         while (line := await lines.readline()).endswith(b"\n"):
             event_id, number = line.decode().split()
             self.heard.append((event_id, number))
 
-    async def kill(self) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         self._process.kill()
         await self._process.wait()
         await self._reading
 
 
+@asynccontextmanager
+async def somebody_writes(server: Server) -> AsyncIterator[list[int]]:
+    """Events are written all through the block; the list holds how many."""
+    written = [0]
+
+    async def write_on() -> None:
+        with server.client() as client:
+            while True:
+                client.execute_command("XADD", EVENTS, "*", "event", "noticed", "number", str(written[0]))
+                written[0] += 1
+                await asyncio.sleep(0.002)
+
+    writing = asyncio.create_task(write_on())
+    try:
+        yield written
+    finally:
+        writing.cancel()
+        await asyncio.wait([writing])
+
+
 async def test_a_listener_that_is_killed_goes_on_by_the_id_that_it_kept(server: Server) -> None:
     heard: list[tuple[str, str]] = []
-    await write(server, 0, 1)
-    writing = asyncio.create_task(write(server, 1, 1_200, 0.002))
     since = "start"
-    for life in range(4):
-        listener = Listener(server, since)
-        await listener.start()
-        if life < 3:
-            await wait_until(lambda: len(listener.heard) >= 100)  # noqa: B023
-        else:
-            await writing
-            await wait_until(lambda: bool(listener.heard) and listener.heard[-1][1] == "1200", 20)  # noqa: B023
-        await listener.kill()
-        heard += listener.heard
-        since = heard[-1][0]
-    assert [int(number) for _, number in heard] == [*range(1_201)]
+    async with somebody_writes(server) as written:
+        for _ in range(3):
+            async with Listener(server, since) as listener:
+                await wait_until(lambda: len(listener.heard) >= 50, 20)
+            heard += listener.heard
+            since = heard[-1][0]
+    async with Listener(server, since) as listener:
+        await wait_until(lambda: len(heard) + len(listener.heard) >= written[0], 20)
+    heard += listener.heard
+    assert [int(number) for _, number in heard] == [*range(written[0])]
 
 
 async def test_members_of_a_group_are_killed(server: Server) -> None:
-    handled: Counter[int] = Counter()
-    first = Listener(server, "start", "g")
-    await first.start()
-    writing = asyncio.create_task(write(server, 0, 600, 0.002))
-    others = [Listener(server, "start", "g") for _ in range(3)]
-    for listener in others:
-        await listener.start()
-        await wait_until(lambda: len(listener.heard) >= 20)  # noqa: B023
-        await listener.kill()
-    await writing
+    others: list[Listener] = []
 
-    def all_heard() -> bool:
-        heard = [number for listener in (first, *others) for _, number in listener.heard]
-        return len(set(heard)) == 600
+    def heard() -> Counter[int]:
+        return Counter(int(number) for listener in (first, *others) for _, number in listener.heard)
 
-    await wait_until(all_heard, 20)
-    await first.kill()
-    for listener in (first, *others):
-        handled.update(int(number) for _, number in listener.heard)
-    assert set(handled) == {*range(600)}
-    assert sum(handled.values()) <= 600 + 3  # of each that was killed, the one that it had in hand
+    async with Listener(server, "start", "g") as first:
+        async with somebody_writes(server) as written:
+            for _ in range(3):
+                async with Listener(server, "start", "g") as listener:
+                    others.append(listener)
+                    await wait_until(lambda: len(listener.heard) >= 20, 20)
+        await wait_until(lambda: len(heard()) == written[0], 20)
+    assert set(heard()) == {*range(written[0])}
+    # Of each that was killed, the one that it had in hand, and those of which it had not said that they were done.
+    assert sum(heard().values()) <= written[0] + 3 * 21
 
 
 async def test_the_connection_is_cut_at_every_moment(server: Server) -> None:

@@ -31,6 +31,9 @@ from echomq.event_types import Event
 
 _AHEAD: Final = 100
 _AT_ONCE: Final = 20
+_MOST_UNSAID: Final = 20
+"""How many events may have been handled without that the server knows it: they come again if this process dies."""
+
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _FORGET_AFTER: Final = 3_600.0
 """Seconds after which a member that has nothing in hand and was not heard of is forgotten."""
@@ -151,6 +154,9 @@ class Membership:
             share, entry = self._in_hand
             self._in_hand = None
             self._acknowledge(share, entry[0])
+            await asyncio.sleep(0)  # so that it is on its way, also if the user never waits for anything else
+            if len(share.done) >= _MOST_UNSAID and self._acknowledging is not None:
+                await asyncio.wait([self._acknowledging])
         while not self._closed:
             async with self._one:
                 self._news.clear()
