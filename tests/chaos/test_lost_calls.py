@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from echomq import Connection, Cron, Deduplication, Job, JobScheduler, JobSpec, Queue, StateError, Worker
-from echomq._lua.loader import script
+from echomq._lua.loader import script, scripts
 from echomq._store.keys import QueueKeys
 from echomq.metrics import prometheus_text
 from tests.chaos.rig import BASE, FAST, LOCK, QUEUE, Runs, assert_sound
@@ -72,6 +72,9 @@ ELSEWHERE = {
     *("claimEffect-1", "finishEffect-1", "releaseEffect-1"),  # tests/api/test_idempotency.py
     "takeOutcomes-2",  # test_results_queue.py
     *("takeEvents-1", "keepEvents-1", "leaveEvents-1"),  # tests/api/test_event_groups.py
+    *(
+        name for name, found in scripts().items() if found.origin[-1][0].startswith("scripts/doctor/")
+    ),  # tests/store/test_doctor.py
 }
 NOT_CALLED = {"getState-8", "releaseLock-1"}  # by a worker or a queue, so far
 

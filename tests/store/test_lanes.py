@@ -66,6 +66,12 @@ CALLS: dict[str, Callable[..., Any]] = {
     ),
     "pauseScheduler-13": lambda queue, **call: queue.run("pauseScheduler-13", "sch", **call),
     "removeScheduler-6": lambda queue, **call: queue.run("removeScheduler-6", "sch", **call),
+    "updateJobs-4": lambda queue, **call: queue.run("updateJobs-4", "log", "10", "a line", 100, "", "", **call),
+    "clearLogs-1": lambda queue, **call: queue.run("clearLogs-1", "11", 0, **call),
+    "limitEvents-2": lambda queue, **call: queue.run("limitEvents-2", "opts.maxLenEvents", 500, **call),
+    "trimEvents-2": lambda queue, **call: queue.run("trimEvents-2", 0, **call),
+    "obliterate-12": lambda queue, **call: queue.run("obliterate-12", "1", "1", **call),
+    "removeOrphans-8": lambda queue, **call: queue.run("removeOrphans-8", "gone", "gone", **call),
 }
 
 
@@ -84,6 +90,8 @@ def prepare(queue: Queue) -> None:
     queue.command("DEL", "~8:lock")
     queue.command("SADD", "~stalled", "8")
     queue.command("SET", "~de:D", "8")
+    queue.command("RPUSH", "~11:logs", "a line")
+    queue.command("RPUSH", "~gone:logs", "a line")
 
 
 def test_every_lane_script_is_tried_here() -> None:
@@ -91,8 +99,10 @@ def test_every_lane_script_is_tried_here() -> None:
 
 
 @pytest.fixture(autouse=True)
-def prepared(queue: Queue) -> None:
+def prepared(queue: Queue, request: pytest.FixtureRequest) -> None:
     prepare(queue)
+    if "obliterate-12" in request.node.name:  # only a paused queue may be
+        queue.command("HSET", "~meta", "paused", "1")
 
 
 @pytest.mark.parametrize("name", CALLS)
