@@ -145,7 +145,7 @@ KINDS: Final[dict[str, Kind]] = {
     "schedule-without-next-run": Kind("error", True, "the fix lets it go on with its next run"),
     # bounds
     "events-too-long": Kind("warning", True, "the fix trims the log to its limit"),
-    "events-too-large": Kind("warning", False, "bound it by bytes: queue.admin.limit_events(bytes=…)"),
+    "events-too-large": Kind("warning", True, "the fix trims the log to its limit; queue.admin.limit_events(bytes=…) sets it"),
     "logs-too-long": Kind("warning", True, "the fix keeps the newest lines, as many as the job's options say"),
     "no-retention": Kind("warning", False, "bound them by remove_on_complete and remove_on_fail, and queue.admin.clean()"),
     "outcomes-not-forwarded": Kind("warning", False, "start a worker that has the results queue (docs/results-queue.md)"),

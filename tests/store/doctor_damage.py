@@ -264,6 +264,13 @@ def too_many_events(queue: Queue) -> None:
     )
 
 
+@case("events-too-large", "events", "events")
+def too_large_events(queue: Queue) -> None:
+    queue.command("HSET", "~meta", "maxEventBytes", "50000")
+    for _ in range(500):
+        queue.command("XADD", "~events", "*", "event", "noticed", "text", "x" * 1000)
+
+
 @case("logs-too-long", "logged", "logged:logs")
 def too_many_lines(queue: Queue) -> None:
     queue.command("RPUSH", "~logged:logs", *map(str, range(2500)))

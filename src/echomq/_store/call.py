@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _BROKEN = re.compile(r"BROKEN (.*?)(?: script: |$)")
+_REFUSED = re.compile(r"REFUSED (.*?)(?: script: |$)")
 
 
 @lru_cache(maxsize=4096)
@@ -44,6 +45,9 @@ def explain(error: ServerError, called: Script) -> ServerError:
     broken = _BROKEN.search(message)
     if broken:
         return BrokenKey(f"{broken[1]}; nothing was changed{place}", code="BROKEN")
+    refused = _REFUSED.search(message)
+    if refused:
+        return ServerError(f"the server refuses {refused[1]}; nothing was changed{place}", code="NOPERM")
     if error.code == "WRONGTYPE" or "WRONGTYPE" in message:
         return BrokenKey(message + place, code="WRONGTYPE")
     return ServerError(message + place, code=error.code)

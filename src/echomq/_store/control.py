@@ -10,7 +10,7 @@ from echomq._store.codec import decode_id, duration_ms, event_field, id_out, mom
 from echomq._store.codes import JOB_GONE, NOT_THERE, OTHER_OWNER, SCHEDULED, meaning
 from echomq._store.keys import QueueKeys
 from echomq._store.line import Line
-from echomq.errors import BrokenKey, JobLocked, JobNotFound, LockLost, StateError
+from echomq.errors import BrokenKey, JobLocked, JobNotFound, LockLost, ServerError, StateError
 from echomq.models import JobState
 from echomq.options import Duration, OnProgress
 
@@ -142,6 +142,10 @@ async def _tell(line: Line, what: str, job_id: str, value: bytes, keep: str, run
     by = ("", b"") if run is None else (run.token, run.run)
     answer = await line.tell((what, id_out(job_id), value, keep, *by))
     name = f"job {job_id!r} of queue {line.keys.queue!r}"
+    if isinstance(answer, str) and answer.startswith("REFUSED "):
+        raise ServerError(
+            f"{name}: the server refuses {answer.removeprefix('REFUSED ')}; nothing was changed", code="NOPERM"
+        )
     if isinstance(answer, str):
         raise BrokenKey(f"{name}: {answer.removeprefix('BROKEN ')}; nothing was changed", code="BROKEN")
     if answer == OTHER_OWNER:

@@ -38,7 +38,8 @@ OVERDUE_MS: Final = 60_000
 """How late a delayed job must be: a worker looks every ten seconds, every thirty under a rate limit."""
 EVENTS_SURPLUS: Final = 5000
 """Events beyond the limit that come and go: a log is trimmed in whole blocks, and once a call."""
-_EVENTS_BYTES: Final = 256 * 1024 * 1024
+EVENTS_TIMES: Final = 4
+"""By how many times a log must be larger than it may: its size is looked at once a sweep."""
 _KEPT: Final = 250_000
 """Ended jobs beyond which nobody seems to bound them: ``Keep.DEFAULT`` has 100,000 of each."""
 _FORWARDED_IN: Final = 600
@@ -572,10 +573,11 @@ class Ward:
         if length > limit + EVENTS_SURPLUS:
             self._tell("events-too-long", "events", f"the event log has {length:,} entries, and is to have {limit:,}")
             return
-        size = await self.line.ask("MEMORY", "USAGE", key, "SAMPLES", "5") if length else 0
-        if isinstance(size, int) and size > _EVENTS_BYTES:
-            text = f"the event log takes {size // 2**20} MiB: queue.admin.limit_events() bounds it by bytes"
-            self._tell("events-too-large", "events", text)
+        reply = await self.line.read("holdEventBytes-2", (str(EVENTS_TIMES), ""))
+        assert isinstance(reply, list)
+        surplus, size, may = reply
+        if surplus:
+            self._tell("events-too-large", "events", f"the event log takes {size!r} bytes, and is to take {may!r}")
 
     async def _own_keys(self) -> None:
         await self._each(self.met.own, self._own_key)

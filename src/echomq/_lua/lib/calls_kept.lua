@@ -1,3 +1,4 @@
+--- @use check
 --- The record of each lane's last call: what makes it safe to send a call again.
 -- A field of the hash is a lane; its value is "number:milliseconds:packed reply", where the milliseconds say when the lane
 -- last renewed the expiry of the hash, at most a minute before its last call. A number that is already there is
@@ -13,7 +14,7 @@ local RENEW_AFTER_MS = 60000
 function M.find(calls, lane, number)
   local record = redis.pcall("HGET", calls, lane)
   if type(record) == "table" then
-    error("BROKEN " .. calls .. " must be a hash", 0)
+    check.refuse(record.err, "HGET", calls, "hash")
   end
   if not record then
     return nil

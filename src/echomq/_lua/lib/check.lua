@@ -5,10 +5,19 @@ local M = {}
 
 M.EXACT = 9007199254740992   -- up to here a whole number is exact, in Lua as in JavaScript
 
+--- What the server's refusal of a look means: another type, or a right that is missing, and of which we say the command, since
+--- not every server does.
+function M.refuse(refusal, command, key, kind)
+  if string.find(refusal, "WRONGTYPE", 1, true) then
+    error("BROKEN " .. key .. " must be a " .. kind, 0)
+  end
+  error("REFUSED " .. command .. " of " .. key .. ": " .. (string.gsub(refusal, "^ERR ", "")), 0)
+end
+
 local function length(command, key, kind)
   local found = redis.pcall(command, key)
   if type(found) ~= "number" then
-    error("BROKEN " .. key .. " must be a " .. kind, 0)
+    M.refuse(found.err, command, key, kind)
   end
   return found
 end
@@ -23,7 +32,7 @@ function M.stream(key) return length("XLEN", key, "stream") end
 function M.text(key)
   local found = redis.pcall("GET", key)
   if type(found) == "table" then
-    error("BROKEN " .. key .. " must be a string", 0)
+    M.refuse(found.err, "GET", key, "string")
   end
   return found
 end
@@ -64,7 +73,7 @@ end
 function M.fields(key, ...)
   local found = redis.pcall("HMGET", key, ...)
   if found.err then
-    error("BROKEN " .. key .. " must be a hash", 0)
+    M.refuse(found.err, "HMGET", key, "hash")
   end
   return found
 end
@@ -73,7 +82,7 @@ end
 function M.read(kind, command, key, ...)
   local found = redis.pcall(command, key, ...)
   if type(found) == "table" and found.err then
-    error("BROKEN " .. key .. " must be a " .. kind, 0)
+    M.refuse(found.err, command, key, kind)
   end
   return found
 end

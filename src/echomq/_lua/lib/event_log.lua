@@ -6,7 +6,7 @@ local M = {}
 M.LARGEST = 65536   -- bytes of a value that stands elsewhere too; of a larger one the log has the size alone
 
 local HEAVY = 16384   -- who writes values of so many bytes in a call looks after the log's size
-local MOST = 67108864
+M.MOST = 67108864   -- bytes of the log where nobody set another number
 local ONE_LOOK = 524288   -- bytes that are written for each look: it takes the server up to a millisecond
 
 --- Cuts the log down if it takes more bytes than `maxEventBytes` of `meta`, ours, or 64 MiB. A step; the next look goes on.
@@ -17,7 +17,7 @@ function M.trim(events, meta)
   end
   local set = redis.pcall("HGET", meta, "maxEventBytes")
   local most = type(set) == "string" and check.is_count(set) and tonumber(set) or 0
-  most = most > 0 and most or MOST
+  most = most > 0 and most or M.MOST
   if size > most then
     local length = redis.pcall("XLEN", events)
     redis.pcall("XTRIM", events, "MAXLEN", "~", string.format("%.0f", math.floor(length * most / size * 0.9)), "LIMIT", "1000")

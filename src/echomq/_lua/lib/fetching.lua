@@ -75,7 +75,7 @@ end
 
 --- Moves up to `wanted` jobs into active and adds `id, hash` of each to `reply`.
 --- want: count, token, lock_ms, worker, limiter_max, limiter_ms, share (nil, or how many are to be those that have waited
---- longest). Returns how many, flags, milliseconds of the
+--- longest). Sets want.refused where a right to read jobs is missing. Returns how many, flags, milliseconds of the
 --- rate limit, the next due time (text, "0" if none), and ids that had no job to run.
 function M.run(q, settings, want, now, now_text, reply)
   local flags = 0
@@ -118,7 +118,10 @@ function M.run(q, settings, want, now, now_text, reply)
       twice[index] = seen[id]   -- an id that stands there twice is one job, and runs once
       seen[id] = true
       local hash = not twice[index] and redis.pcall("HGETALL", q.base .. id) or {}
-      if hash.err then
+      if hash.err and not string.find(hash.err, "WRONGTYPE", 1, true) then
+        want.refused = { hash.err, "HGETALL", q.base .. id, "hash" }   -- a right that we lack: the job stays in line
+        break
+      elseif hash.err then
         broken[index] = true
       elseif #hash > 0 then
         local size, finished, before = 0, false, 0

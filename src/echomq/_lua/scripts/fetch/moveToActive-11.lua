@@ -56,6 +56,9 @@ local want = {
 }
 local jobs = {}
 local taken, flags, limited_ms, next_due, dropped = fetching.run(q, settings, want, now, now_text, jobs)
+if want.refused and taken == 0 then
+  check.refuse(unpack(want.refused))   -- else we would go on as if no job waited
+end
 return fetching.answer({ now_text, {}, flags, limited_ms, next_due, dropped }, jobs, taken, function(reply)
   calls_kept.keep(calls, lane, number, now, now_text, reply)
 end)
