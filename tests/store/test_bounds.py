@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
@@ -308,3 +309,20 @@ def test_full_memory_lets_jobs_be_changed_and_cleared_and_limits_be_set(full: Qu
     with pytest.raises(redis.OutOfMemoryError):
         full.run("publishEvent-3", "mine")
     assert audit(full.client, "emq", "q") == []
+
+
+def test_a_counter_that_went_back_behind_many_jobs_costs_a_few_looks(queue: Queue) -> None:
+    """With a restored snapshot, or a key that somebody deleted: thousands of jobs have the next numbers already."""
+    many = 20_000
+    for first in range(1, many, 2000):
+        queue.command("EVAL", "for n = ARGV[1], ARGV[2] do redis.call('HSET', KEYS[1] .. n, 'name', 'old') end", "1", "~",
+                      str(first), str(first + 1999))  # fmt: skip
+    for deduplication in (None, {"id": "D"}):
+        queue.command("DEL", "~id")
+        queue.command("CONFIG", "RESETSTAT")
+        [_, job_id, code, second, code_of_second] = queue.add_many([job_args(de=deduplication), job_args()])
+        assert (code, code_of_second) == (1, 1)
+        assert many < int(job_id) < int(second)
+        looks = re.search(r"cmdstat_exists:calls=(\d+)", queue.command("INFO", "commandstats"))
+        assert looks is not None
+        assert int(looks[1]) < 50

@@ -1,5 +1,5 @@
 --- @rare
---- @use check job_keys new_job place
+--- @use check job_keys new_job place free_number
 --- Adds jobs one by one, each with regard to what those before it left: jobs with a deduplication id (protocol 7.1-7.3), and all
 --- where only so many may wait.
 
@@ -120,8 +120,8 @@ local function job_of(q, call, index)
     there = redis.call("EXISTS", q.base .. id) == 1
   else
     id = place.whole(call.first_number + index)
-    while redis.call("EXISTS", q.base .. id) == 1 do   -- the counter went back, with a restored snapshot perhaps
-      id = place.whole(redis.call("INCR", call.id))
+    if redis.call("EXISTS", q.base .. id) == 1 then
+      id = free_number.next(q.base, call.id)
     end
   end
   local timestamp_text = given[at + 3] ~= "" and given[at + 3] or call.now_text

@@ -1,5 +1,5 @@
 --- @rare
---- @use check queue_keys queue_meta place new_job
+--- @use check queue_keys queue_meta place new_job free_number
 --- Another queue, in the same slot or on a server without slots, that gets a job which waits there: looked at before the first
 --- write of the script, then written to.
 
@@ -35,13 +35,7 @@ function M.add(q, name, data, opts, now, now_text, fields)
     queue_meta.write_default(q.meta, q.settings)
     q.trimmed = true
   end
-  local number, stride = redis.call("INCR", q.id), 1
-  while redis.call("EXISTS", q.base .. place.whole(number)) == 1 do
-    -- The counter went back, with a restored snapshot perhaps. Any free number will do, and there may be a million jobs:
-    -- with strides that double it takes a few looks to be past them.
-    number, stride = redis.call("INCRBY", q.id, place.whole(stride)), 2 * stride
-  end
-  local id = place.whole(number)
+  local id = free_number.next(q.base, q.id)
   new_job.store(q, id, name, data, opts, now_text, "0", "0", fields)
   new_job.put(q, id, now, 0, 0)
   if not queue_meta.closed(q.settings, q.active) then

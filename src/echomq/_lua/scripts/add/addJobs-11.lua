@@ -14,7 +14,7 @@
 --- @arg count number
 --- @arg max_size
 --- @rest
---- @use clock check queue_meta place paused_list new_job one_by_one
+--- @use clock check queue_meta place paused_list new_job one_by_one free_number
 --- @lane
 --- @returns now, then for each job two values: its id and 1 if it was added; its id and 0 if a job of this id was there; 2 with the id of the job that holds its deduplication id; 3 with how many jobs wait, if that is max_size ("" for none) or more
 
@@ -87,14 +87,10 @@ else
   local new, added_here, ahead, behind = {}, {}, {}, {}
   for index = 1, count do
     local at = rest + (index - 1) * STRIDE
-    repeat
-      local job_id = ids[index]
-      new[index] = not (added_here[job_id] or some_taken and redis.call("EXISTS", base .. job_id) == 1)
-      local next_number = not new[index] and ARGV[at + 8] == ""   -- the counter went back, with a restored snapshot perhaps
-      if next_number then
-        ids[index] = place.whole(redis.call("INCR", id))
-      end
-    until not next_number
+    new[index] = not (added_here[ids[index]] or some_taken and redis.call("EXISTS", base .. ids[index]) == 1)
+    if not new[index] and ARGV[at + 8] == "" then
+      ids[index], new[index] = free_number.next(base, id), true
+    end
     added_here[ids[index]] = true
     if new[index] and plain[index] then
       local line = more[index] and more[index].lifo and ahead or behind

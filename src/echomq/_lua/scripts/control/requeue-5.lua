@@ -7,7 +7,7 @@
 --- @arg origin
 --- @arg job_id
 --- @arg most number
---- @use clock check queue_meta paused_list place queue_keys state line_up new_job job_keys
+--- @use clock check queue_meta paused_list place queue_keys state line_up new_job job_keys free_number
 --- @lane
 --- @returns now, 0 done | -1 no such job | -3 it does not wait, and then its state, how many left the line, how many are left in it, the ids that they have now
 
@@ -87,11 +87,7 @@ local function new_id(former)
   if former and redis.call("EXISTS", origin .. former) == 0 then
     return former
   end
-  local free
-  repeat
-    free = string.format("%.0f", redis.call("INCR", q.id))
-  until redis.call("EXISTS", origin .. free) == 0
-  return free
+  return free_number.next(origin, q.id)
 end
 
 local moved = {}
