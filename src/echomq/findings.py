@@ -149,6 +149,7 @@ KINDS: Final[dict[str, Kind]] = {
     "logs-too-long": Kind("warning", True, "the fix keeps the newest lines, as many as the job's options say"),
     "no-retention": Kind("warning", False, "bound them by remove_on_complete and remove_on_fail, and queue.admin.clean()"),
     "outcomes-not-forwarded": Kind("warning", False, "start a worker that has the results queue (docs/results-queue.md)"),
+    "silent-lanes": Kind("warning", True, "start a worker, whose sweep removes them; the fix does the same at once"),
     "own-key-without-expiry": Kind("warning", True, "the fix gives it one"),
     "leftover-own-key": Kind("warning", True, "the fix removes the key"),
     "key-of-wrong-type": Kind("error", False, "another program wrote there: RENAME the key away; the queue makes its own"),

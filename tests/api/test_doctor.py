@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+import redis
+import time_machine
 
 from echomq import Backoff, Every, InvalidOption, Job, JobScheduler, JobSpec, Queue, ServerUnavailable, Worker
+from echomq._lua.loader import script
 from echomq._store import server_health
 from echomq.doctor import Doctor, Finding, Report
 from tests.support.server import Server
@@ -129,50 +133,149 @@ async def test_a_server_that_keeps_what_it_is_given_has_no_finding(make_server: 
     assert abs(report.server.clock_ahead or 0) < 2
 
 
-@pytest.mark.parametrize(
-    ("config", "kind"),
-    [
-        ({"maxmemory-policy": "allkeys-lru"}, "eviction-policy"),
-        ({"save": "3600 1"}, "no-append-only-file"),
-        ({}, "no-persistence"),
-    ],
-)
-async def test_settings_that_lose_jobs_are_told(
-    config: dict[str, str], kind: str, make_server: Callable[..., Server]
-) -> None:
-    server = make_server(appendonly=kind == "eviction-policy", config=config)
-    report = await Doctor(server.url).examine()
-    assert of_server(report) == [kind]
-    with pytest.raises(InvalidOption, match="CONFIG SET"):
-        await Doctor(server.url).fix(report.findings[0])
+Make = Callable[..., Server]
+Damaged = contextlib.AbstractContextManager[tuple[Server, Callable[[], object]]]
+"""A server on which something is wrong, and what a person does about it."""
 
 
-async def test_a_memory_that_is_nearly_full_is_told(make_server: Callable[..., Server]) -> None:
+@contextlib.contextmanager
+def evicts(make_server: Make) -> Iterator[tuple[Server, Callable[[], object]]]:
+    server = make_server(appendonly=True, config={"maxmemory-policy": "allkeys-lru"})
+    yield server, lambda: server.cli("CONFIG", "SET", "maxmemory-policy", "noeviction")
+
+
+@contextlib.contextmanager
+def snapshots_only(make_server: Make) -> Iterator[tuple[Server, Callable[[], object]]]:
+    server = make_server(config={"save": "3600 1"})
+    yield server, lambda: server.cli("CONFIG", "SET", "appendonly", "yes")
+
+
+@contextlib.contextmanager
+def forgets_all(make_server: Make) -> Iterator[tuple[Server, Callable[[], object]]]:
+    server = make_server()
+    yield server, lambda: server.cli("CONFIG", "SET", "appendonly", "yes")
+
+
+@contextlib.contextmanager
+def nearly_full(make_server: Make) -> Iterator[tuple[Server, Callable[[], object]]]:
     server = make_server(appendonly=True)
     used = int(server.cli("INFO", "memory").split(b"used_memory:")[1].split(b"\r\n")[0])
     server.cli("CONFIG", "SET", "maxmemory", str(used + 100_000))
-    assert of_server(await Doctor(server.url).examine()) == ["memory-nearly-full"]
+    yield server, lambda: server.cli("CONFIG", "SET", "maxmemory", "0")
 
 
-async def test_slow_scripts_are_told_by_their_names(
-    make_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextlib.contextmanager
+def slow(make_server: Make) -> Iterator[tuple[Server, Callable[[], object]]]:
     server = make_server(appendonly=True)
-    monkeypatch.setattr(server_health, "_SLOW_US", 1)
     server.cli("CONFIG", "SET", "slowlog-log-slower-than", "0")
-    async with Queue("orders", connection=server.url) as queue:
-        await queue.add("x")
-    report = await Doctor(server.url).examine()
-    assert "the script addJobs was slow" in " ".join(one.text for one in report.findings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server_health, "_SLOW_US", 1)
+        server.cli("EVALSHA", server.cli("SCRIPT", "LOAD", script("getCounts-8").source), "0", "emq:{orders}:", "")
+        server.cli("CONFIG", "SET", "slowlog-log-slower-than", "-1")
+        yield server, lambda: server.cli("SLOWLOG", "RESET")
 
 
-async def test_a_replica_is_told_and_its_queues_are_not_looked_at(make_server: Callable[..., Server]) -> None:
+@contextlib.contextmanager
+def clock_ahead(make_server: Make) -> Iterator[tuple[Server, Callable[[], object]]]:
+    server = make_server(appendonly=True)
+    travel = time_machine.travel(time.time() + 10, tick=True)
+    travel.start()
+    yield server, travel.stop
+
+
+@contextlib.contextmanager
+def clock_behind(make_server: Make) -> Iterator[tuple[Server, Callable[[], object]]]:
+    server = make_server(appendonly=True)
+    travel = time_machine.travel(time.time() - 3600, tick=True)
+    travel.start()
+    yield server, travel.stop
+
+
+@contextlib.contextmanager
+def follows(make_server: Make) -> Iterator[tuple[Server, Callable[[], object]]]:
     primary, replica = make_server(appendonly=True), make_server(appendonly=True)
     replica.cli("REPLICAOF", "127.0.0.1", str(primary.port))
-    report = await Doctor(replica.url).examine()
-    assert of_server(report) == ["replica"]
+    yield replica, lambda: replica.cli("REPLICAOF", "NO", "ONE")
+
+
+@contextlib.contextmanager
+def slots_missing(make_server: Make) -> Iterator[tuple[Server, Callable[[], object]]]:
+    server = make_server(appendonly=True, config={"cluster-enabled": "yes"})
+    server.cli("CLUSTER", "ADDSLOTS", *range(100))
+    yield server, lambda: server.cli("CLUSTER", "ADDSLOTS", *range(100, 16_384))
+
+
+OF_SERVERS: dict[str, list[Callable[[Make], Damaged]]] = {
+    "eviction-policy": [evicts],
+    "no-append-only-file": [snapshots_only],
+    "no-persistence": [forgets_all],
+    "memory-nearly-full": [nearly_full],
+    "slow-scripts": [slow],
+    "clock-skew": [clock_ahead, clock_behind],
+    "replica": [follows],
+    "cluster-down": [slots_missing],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage"),
+    [(kind, damage) for kind, damages in OF_SERVERS.items() for damage in damages],
+    ids=lambda one: one if isinstance(one, str) else one.__name__,
+)
+@pytest.mark.parametrize("product", ["valkey", "redis"])
+async def test_what_is_wrong_with_a_server_is_told_and_gone_once_somebody_has_seen_to_it(
+    kind: str, damage: Callable[[Make], Damaged], product: str, make_server: Make
+) -> None:
+    with damage(lambda **options: make_server(product, **options)) as (server, mend):
+        doctor = Doctor(server.url)
+        report = await doctor.examine()
+        assert [found.kind for found in report.findings] == [kind]
+        [found] = report.findings
+        assert not found.fixable
+        with pytest.raises(InvalidOption, match=kind):
+            await doctor.fix(found)
+        mend()
+        await wait_until(lambda: b"cluster_state:fail" not in _cluster_info(server))
+        report = await doctor.examine()
+        assert report.findings == []
+        assert report.not_looked_at == []
+
+
+def _cluster_info(server: Server) -> bytes:
+    with contextlib.suppress(redis.ResponseError):
+        info: bytes = server.cli("CLUSTER", "INFO")
+        return info
+    return b""
+
+
+async def test_slow_scripts_are_told_by_their_names(make_server: Make) -> None:
+    with slow(make_server) as (server, _):
+        [found] = (await Doctor(server.url).examine()).findings
+    assert found.text.startswith("the script getCounts was slow 1 times in the last hour")
+
+
+async def test_a_replica_is_told_and_its_queues_are_not_looked_at(make_server: Make) -> None:
+    with follows(make_server) as (server, _):
+        report = await Doctor(server.url).examine()
     assert report.queues == []
     assert report.server.role == "replica"
+
+
+@pytest.mark.parametrize("product", ["valkey", "redis"])
+async def test_a_queue_that_another_node_of_the_cluster_has_is_not_looked_at(product: str, make_server: Make) -> None:
+    first, second = (make_server(product, appendonly=True, config={"cluster-enabled": "yes"}) for _ in range(2))
+    slot = first.cli("CLUSTER", "KEYSLOT", BASE)
+    first.cli("CLUSTER", "ADDSLOTS", *(one for one in range(16_384) if one != slot))
+    second.cli("CLUSTER", "ADDSLOTS", slot)
+    first.cli("CLUSTER", "MEET", "127.0.0.1", str(second.port))
+    await wait_until(lambda: all(b"cluster_state:ok" in _cluster_info(one) for one in (first, second)))
+    report = await Doctor(first.tcp_url).examine("orders", "others")
+    assert report.findings == []
+    said = "another node of the cluster has it"
+    assert [said in one and "'orders" in one and str(second.port) in one for one in report.not_looked_at] == [
+        True,
+        True,
+    ]
 
 
 async def test_a_server_that_is_away_is_an_error() -> None:

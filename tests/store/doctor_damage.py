@@ -83,29 +83,34 @@ def _now(queue: Queue) -> int:
 
 @dataclass(frozen=True)
 class Case:
-    """A damage: its kind, what it is about, how it is done, and the keys (without the base) that its repair may change.
-
-    Attributes:
-        beside: further kinds that the same damage is, and has to be.
-        restored: whether the repair leaves the queue as it was before, apart from ``touches``.
-    """
+    """A damage: its kind, what it is about, how it is done, and the keys (without the base) that its repair may change."""
 
     kind: str
     subject: str
     damage: Damage
     touches: frozenset[str]
-    beside: frozenset[str] = frozenset()
 
 
-def case(kind: str, subject: str, *touches: str, beside: tuple[str, ...] = ()) -> Callable[[Damage], Damage]:
+def case(kind: str, subject: str, *touches: str) -> Callable[[Damage], Damage]:
     def keep(damage: Damage) -> Damage:
-        CASES.append(Case(kind, subject, damage, frozenset(touches), frozenset(beside)))
+        CASES.append(Case(kind, subject, damage, frozenset(touches)))
+        return damage
+
+    return keep
+
+
+def told(kind: str, subject: str) -> Callable[[Damage], Damage]:
+    def keep(damage: Damage) -> Damage:
+        ONLY_TOLD.append(Case(kind, subject, damage, frozenset()))
         return damage
 
     return keep
 
 
 CASES: list[Case] = []
+"""Those that a doctor repairs."""
+ONLY_TOLD: list[Case] = []
+"""Those that only people can judge."""
 
 
 @case("job-in-no-state", "w1", "w1", "wait", "marker", "events")
@@ -271,6 +276,12 @@ def too_large_events(queue: Queue) -> None:
         queue.command("XADD", "~events", "*", "event", "noticed", "text", "x" * 1000)
 
 
+@case("silent-lanes", "calls", "emqx:{q}:calls")
+def many_producers_that_are_gone(queue: Queue) -> None:
+    calls, used = queue.keys.resolve("calls"), _now(queue) - 2 * HOUR
+    queue.command("HSET", calls, *(part for at in range(12_000) for part in (f"gone{at}", f"7:{used}:\x90")))
+
+
 @case("logs-too-long", "logged", "logged:logs")
 def too_many_lines(queue: Queue) -> None:
     queue.command("RPUSH", "~logged:logs", *map(str, range(2500)))
@@ -302,3 +313,39 @@ def next_run_ended(queue: Queue) -> None:
     queue.command("ZREM", "~delayed", run)
     queue.command("ZADD", "~completed", _now(queue), run)
     queue.command("HSET", f"~{run}", "finishedOn", _now(queue), "returnvalue", "null")
+
+
+@told("partial-job", "ruin")
+def half_a_job(queue: Queue) -> None:
+    queue.command("HSET", "~ruin", "processedOn", "1", "ats", "1")
+
+
+@told("job-of-wrong-type", "w1")
+def text_in_place_of_a_job(queue: Queue) -> None:
+    queue.command("SET", "~w1", "rubbish")
+
+
+@told("key-of-wrong-type", "emq:{q}:stalled")
+def text_in_place_of_a_set(queue: Queue) -> None:
+    queue.command("SET", "~stalled", "rubbish")
+
+
+@told("old-waiting-job", "w0")
+def waits_for_an_hour(queue: Queue) -> None:
+    queue.command("HSET", "~w0", "timestamp", _now(queue) - HOUR)
+
+
+@told("no-retention", "completed")
+def many_that_nobody_removes(queue: Queue) -> None:
+    """A thousand: the test makes that many."""
+    jobs = """
+      for n = 1, 1000 do
+        redis.call('HSET', ARGV[1] .. 'many' .. n, 'name', 'n', 'data', '{}', 'opts', '{}', 'timestamp', '1', 'finishedOn', '1')
+        redis.call('ZADD', ARGV[1] .. 'completed', '1', 'many' .. n)
+      end"""
+    queue.client.execute_command("EVAL", jobs, 0, queue.base)
+
+
+@told("outcomes-not-forwarded", "outbox")
+def outcomes_that_nobody_forwards(queue: Queue) -> None:
+    queue.command("XADD", queue.keys.resolve("outbox"), "1-1", "id", "1")

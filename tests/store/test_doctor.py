@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import redis
 
-from echomq import BrokenKey, InvalidOption, JobLocked
-from echomq._store import keys
+from echomq import BrokenKey, InvalidOption, JobLocked, ServerError
+from echomq._store import keys, ward
 from echomq.doctor import KINDS, Doctor, Finding, Report
-from tests.store.doctor_damage import CASES, Case, healthy
+from tests.api.test_doctor import OF_SERVERS
+from tests.store.doctor_damage import CASES, ONLY_TOLD, Case, healthy
 from tests.store.scripts import Dump, Queue
-from tests.support.proxy import Proxy, needle
+from tests.support.proxy import Loss, Proxy, needle
 from tests.support.server import Server
 
 
@@ -210,25 +211,61 @@ async def test_keys_of_other_programs_are_left_alone(queue: Queue, doctor: Docto
     assert kinds(await doctor.examine()) == []
 
 
-ONLY_TOLD = {
-    "partial-job": (("HSET", "~ruin", "processedOn", "1", "ats", "1"), "ruin"),
-    "job-of-wrong-type": (("SET", "~w1", "rubbish"), "w1"),
-    "key-of-wrong-type": (("SET", "~stalled", "rubbish"), "emq:{q}:stalled"),
-}
-
-
-@pytest.mark.parametrize("kind", ONLY_TOLD)
-async def test_what_only_people_can_judge_is_told_and_left(kind: str, queue: Queue, doctor: Doctor) -> None:
-    command, subject = ONLY_TOLD[kind]
-    if kind == "job-of-wrong-type":
-        queue.command("DEL", "~w1")
-    queue.command(*command)
-    [found] = of_queues(await doctor.examine("q"))
-    assert (found.kind, found.subject, found.fixable) == (kind, subject, False)
+@pytest.mark.parametrize("case", ONLY_TOLD, ids=lambda case: case.kind)
+async def test_what_only_people_can_judge_is_told_and_left_and_gone_once_they_have_seen_to_it(
+    case: Case, queue: Queue, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ward, "_KEPT", 1000)
+    whole = save(queue.client)
+    case.damage(queue)
+    [found] = of_queues(await doctor.examine("q", oldest_waiting=600))
+    assert (found.kind, found.subject, found.fixable) == (case.kind, case.subject, False)
     before = queue.dump()
-    with pytest.raises(InvalidOption, match=kind):
+    with pytest.raises(InvalidOption, match=case.kind):
         await doctor.fix(found)
     assert queue.dump() == before
+    restore(queue.client, whole)
+    assert kinds(await doctor.examine("q", oldest_waiting=600)) == []
+
+
+async def test_many_jobs_that_a_rule_keeps_are_wanted(
+    queue: Queue, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ward, "_KEPT", 1)
+    rules = queue.keys.resolve("rules")
+    for rule in ("1:-1;;", "1:", "rubbish", "1:-1"):
+        queue.command("HSET", rules, "completed", rule, "failed", rule)
+        assert [kind for kind, _ in kinds(await doctor.examine("q"))] == ["no-retention"], rule
+    for rule in ("1:500000;;", "1:-1;86400;"):
+        queue.command("HSET", rules, "completed", rule, "failed", rule)
+        assert kinds(await doctor.examine("q")) == [], rule
+
+
+NEEDS_ROOM = frozenset({"job-in-no-state", "schedule-without-slot", "schedule-without-next-run"})
+"""Kinds whose repair adds something; the others remove, or move what is there."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.kind}-{case.damage.__name__}")
+async def test_with_a_full_memory_a_repair_is_whole_or_none(
+    case: Case, queue: Queue, doctor: Doctor, server: Server
+) -> None:
+    case.damage(queue)
+    [found] = of_queues(await doctor.examine("q"))
+    damaged = queue.dump()
+    server.cli("CONFIG", "SET", "maxmemory", "1")
+    try:
+        if case.kind in NEEDS_ROOM:
+            with pytest.raises(ServerError) as refused:
+                await doctor.fix(found)
+            assert refused.value.code == "OOM"
+        else:
+            assert await doctor.fix(found) > 0
+    finally:
+        server.cli("CONFIG", "SET", "maxmemory", "0")
+    if case.kind in NEEDS_ROOM:
+        assert queue.dump() == damaged
+        assert await doctor.fix(found) > 0
+    assert kinds(await doctor.examine("q")) == []
 
 
 async def test_jobs_that_wait_too_long_are_told_where_a_bound_is_given(queue: Queue, doctor: Doctor) -> None:
@@ -347,6 +384,34 @@ async def test_a_schedule_that_has_come_to_its_end_is_no_finding(
     assert kinds(await doctor.examine("q")) == []
 
 
+@pytest.mark.parametrize("loss", ["request", "reply"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.kind}-{case.damage.__name__}")
+async def test_calls_of_a_repair_that_are_lost_change_nothing_else(
+    case: Case, loss: Loss, queue: Queue, doctor: Doctor, server: Server
+) -> None:
+    case.damage(queue)
+    [found] = of_queues(await doctor.examine("q"))
+    damaged = queue.dump()
+    async with Proxy(server) as proxy:
+        proxy.lose(loss, b"EVALSHA", times=2)
+        await Doctor(proxy.url).fix(found)
+        assert proxy.lost == 2
+    others = {name for name in changed(damaged, queue.dump()) if not covered(name, case.touches)}
+    assert others == set()
+    assert kinds(await doctor.examine("q")) == []
+
+
+async def test_a_lost_reply_of_a_schedule_that_is_put_away(queue: Queue, server: Server) -> None:
+    queue.command("ZREM", "~repeat", "hourly")
+    async with Proxy(server) as proxy:
+        proxied = Doctor(proxy.url)
+        [found] = of_queues(await proxied.examine("q"))
+        proxy.lose("reply", b"hourly\r\n$1\r\n2\r\n")
+        assert await proxied.fix(found) == 1
+        assert proxy.lost == 1
+        assert kinds(await proxied.examine("q")) == []
+
+
 async def test_a_lost_reply_of_a_repair_repairs_once(queue: Queue, server: Server) -> None:
     async with Proxy(server) as proxy:
         proxied = Doctor(proxy.url)
@@ -358,9 +423,10 @@ async def test_a_lost_reply_of_a_repair_repairs_once(queue: Queue, server: Serve
         assert kinds(await proxied.examine("q")) == []
 
 
-def test_every_kind_that_can_be_repaired_has_a_damage_here() -> None:
-    here = {case.kind for case in CASES} | {"own-key-without-expiry", "leftover-own-key"}
-    assert here == {name for name, kind in KINDS.items() if kind.fixable}
+def test_every_kind_has_a_damage_that_is_done_found_and_undone() -> None:
+    repaired = {case.kind for case in CASES} | {"own-key-without-expiry", "leftover-own-key"}
+    assert repaired == {name for name, kind in KINDS.items() if kind.fixable}
+    assert {case.kind for case in ONLY_TOLD} | set(OF_SERVERS) == set(KINDS) - repaired
 
 
 def test_every_kind_stands_in_the_table() -> None:

@@ -10,7 +10,7 @@ from echomq._store import heal, schedule
 from echomq._store.codec import id_out
 from echomq._store.keys import EXPIRING, LEFT_BEHIND
 from echomq._store.line import Line
-from echomq._store.ward import ABANDONED_MS, EVENTS_SURPLUS, EVENTS_TIMES, OVERDUE_MS, Ward
+from echomq._store.ward import ABANDONED_MS, EVENTS_SURPLUS, EVENTS_TIMES, MOST_LANES, OVERDUE_MS, Ward
 from echomq.errors import InvalidOption, JobLocked
 from echomq.findings import KINDS, Finding
 
@@ -162,6 +162,7 @@ _MENDS: Final[dict[str, Callable[[Line, Finding], Awaitable[int]]]] = {
     "events-too-long": _in_steps("holdEvents-2", str(EVENTS_SURPLUS)),
     "events-too-large": _in_steps("holdEventBytes-2", str(EVENTS_TIMES), "1"),
     "logs-too-long": _hold_logs,
+    "silent-lanes": _in_steps("holdCalls-1", str(MOST_LANES), "1"),
     "own-key-without-expiry": _hold_own_key,
     "leftover-own-key": _hold_own_key,
 }

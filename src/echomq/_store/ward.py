@@ -40,6 +40,8 @@ EVENTS_SURPLUS: Final = 5000
 """Events beyond the limit that come and go: a log is trimmed in whole blocks, and once a call."""
 EVENTS_TIMES: Final = 4
 """By how many times a log must be larger than it may: its size is looked at once a sweep."""
+MOST_LANES: Final = 10_000
+"""Records of calls beyond which it is looked whose they are: a queue has one for each producer and five for each worker."""
 _KEPT: Final = 250_000
 """Ended jobs beyond which nobody seems to bound them: ``Keep.DEFAULT`` has 100,000 of each."""
 _FORWARDED_IN: Final = 600
@@ -88,6 +90,14 @@ def _waits_since(fields: Reply) -> float | None:
     if isinstance(started, bytes) and started.isdigit():
         since = max(since, int(started))
     return since / 1000
+
+
+def _bounds(said: Reply) -> bool:
+    """Whether the retention rule by which a job ended last (``lib/last_rules.lua``) bounds how many are kept, or how long."""
+    if not isinstance(said, bytes):
+        return False
+    count, _, more = said.partition(b":")[2].partition(b";")
+    return count not in (b"", b"-1") or more.partition(b";")[0] != b""
 
 
 def _is_over(slot: float, flat: Sequence[Reply]) -> bool:
@@ -220,6 +230,10 @@ class Ward:
 
     async def examine(self, oldest_waiting: float | None) -> QueueFacts | None:
         """Looks at all of it. What cannot be read is said, and does not keep the rest from being looked at."""
+        elsewhere = await self._moved()
+        if elsewhere:
+            self._missed(f"queue {self.keys.queue!r}: another node of the cluster has it: {elsewhere}")
+            return None
         await self._careful("its jobs", self._look_at_jobs())
         if not self.is_a_queue:
             await self._careful("the keys of our own", self._own_keys())
@@ -236,6 +250,14 @@ class Ward:
         await self._careful("its bounds", self._bounds())
         await self._careful("the keys of our own", self._own_keys())
         return await self._careful("its facts", self._facts(oldest_waiting))
+
+    async def _moved(self) -> str:
+        """What a node of a cluster says of a queue that it does not have."""
+        try:
+            await self.line.ask("EXISTS", self.keys.key("meta"))
+        except ServerError as error:
+            return str(error) if error.code == "MOVED" else ""
+        return ""
 
     async def _careful(self, what: str, looking: Awaitable[T]) -> T | None:
         try:
@@ -559,9 +581,12 @@ class Ward:
 
     async def _bounds(self) -> None:
         await self._careful("its event log", self._events())
+        await self._careful("the records of its calls", self._calls())
         for place in ("completed", "failed"):
-            count = await self.line.ask("ZCARD", self.keys.key(place))
-            if isinstance(count, int) and count > _KEPT:
+            count, rule = await asyncio.gather(
+                self.line.ask("ZCARD", self.keys.key(place)), self.line.ask("HGET", self.keys.resolve("rules"), place)
+            )
+            if isinstance(count, int) and count > _KEPT and not _bounds(rule):
                 self._tell("no-retention", place, f"{count:,} {place} jobs are kept, and nothing seems to bound them")
 
     async def _events(self) -> None:
@@ -578,6 +603,14 @@ class Ward:
         surplus, size, may = reply
         if surplus:
             self._tell("events-too-large", "events", f"the event log takes {size!r} bytes, and is to take {may!r}")
+
+    async def _calls(self) -> None:
+        reply = await self.line.read("holdCalls-1", (str(MOST_LANES), ""))
+        assert isinstance(reply, list)
+        silent, size = reply
+        if silent:
+            text = f"there are {size!r} records of calls, and many of lanes that have been silent for an hour"
+            self._tell("silent-lanes", "calls", text)
 
     async def _own_keys(self) -> None:
         await self._each(self.met.own, self._own_key)

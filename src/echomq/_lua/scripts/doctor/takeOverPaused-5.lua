@@ -15,6 +15,7 @@ check.zset(marker)
 if before == 0 or (settings.paused and check.list(wait) == 0) then
   return { 0, 0 }
 end
+redis.call("LTRIM", paused, "0", "-1")   -- a write that a full memory does not refuse, nor then the move
 local left = paused_list.take_over(paused, wait)
 if not queue_meta.closed(settings, active) then
   place.mark(marker)
