@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import threading
 import time
+import weakref
 from typing import Any
 
 import pytest
 
-from echomq import InvalidOption, Job, JobSpec, Limiter, Queue, Worker
+from echomq import InvalidOption, Job, JobSpec, Limiter, Queue, RateLimited, Worker
 from echomq._redis.client import Link
 from echomq._redis.connect import Settings
 from echomq._store.call import Lane, Patience
@@ -103,6 +105,30 @@ async def test_draining_does_not_wait_for_a_window_that_nobody_needs(server: Ser
         async with asyncio.timeout(5):
             await Worker("q", names, connection=server.url, concurrency=slots).run_until_drained()
     assert len(names.seen) == 2
+
+
+class Busy(Names):
+    async def __call__(self, job: Job[Any]) -> str:
+        await super().__call__(job)
+        raise RateLimited(3600)
+
+
+@pytest.mark.parametrize("kind", [Names, Busy])
+async def test_a_stopped_worker_is_kept_by_no_timer(server: Server, kind: type[Names]) -> None:
+    """A program that lives on may start many: each had waited for a job that is due in an hour, or for a window."""
+
+    async def work(queue: Queue) -> weakref.ref[Names]:
+        names = kind()
+        async with Worker(queue, names):
+            await wait_until(lambda: names.seen, what="the job runs")
+        return weakref.ref(names)
+
+    async with Queue("q", connection=server.url) as queue:
+        await queue.add_bulk([JobSpec("work"), JobSpec("work", delay=3600)])
+        handler = await work(queue)
+        await asyncio.sleep(0)
+        gc.collect()
+        assert handler() is None
 
 
 async def test_a_marker_that_comes_while_a_fetch_is_under_way_is_not_lost(server: Server) -> None:

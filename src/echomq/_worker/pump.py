@@ -173,6 +173,7 @@ class Pump:
         self._drained = False
         self._ramp = 1
         self._held_until = 0.0
+        self._window_timer: asyncio.TimerHandle | None = None
         self._limit_seen_at = 0  # milliseconds of the server: changes of a limit up to then are known
         self._due_at: float | None = None
         self._due_timer: asyncio.TimerHandle | None = None
@@ -223,6 +224,9 @@ class Pump:
     def close(self) -> None:
         """Ends the lanes once every outcome is stored. Fetches no more."""
         self._closing = True
+        self._comes_due(None, asyncio.get_running_loop())
+        if self._window_timer is not None:
+            self._window_timer.cancel()
         self.shut()
 
     @property
@@ -656,7 +660,10 @@ class Pump:
         if until > self._held_until:
             self._held_until = until
             self._changed.set()
-            loop.call_at(until, self._window_opens, until)
+            if self._window_timer is not None:
+                self._window_timer.cancel()
+            # One that is closing waits for no moment: its timer would keep all of it in memory until then.
+            self._window_timer = None if self._closing else loop.call_at(until, self._window_opens, until)
 
     def _window_opens(self, until: float) -> None:
         if until == self._held_until:
@@ -668,8 +675,8 @@ class Pump:
         """When the next delayed job does. A timer of our own rings then: the end of a block would come late."""
         if self._due_timer is not None:
             self._due_timer.cancel()
-        self._due_at = at
-        self._due_timer = None if at is None else loop.call_at(at, self._is_due)
+        self._due_at = None if self._closing else at
+        self._due_timer = None if self._due_at is None else loop.call_at(self._due_at, self._is_due)
 
     def _is_due(self) -> None:
         self._due_at = self._due_timer = None
