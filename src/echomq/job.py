@@ -545,11 +545,19 @@ class Job(Generic[R]):
         Args:
             kind: anything that msgspec can make from JSON: a dataclass, a Struct, a TypedDict, ``datetime`` and so on.
 
+        Raises:
+            InvalidOption: it is none of these.
+
         Example:
             >>> job = (await queue.get_job("7")).returning(Seat)
             >>> (await job.result()).row
         """
-        decoder = msgspec.json.Decoder(kind)
+        try:
+            decoder = msgspec.json.Decoder(kind)
+        except TypeError as error:
+            raise InvalidOption(
+                f"kind={shown(kind)}: must be a type that msgspec can make from JSON, such as a dataclass: {error}"
+            ) from None
         made = Job(
             self._stored, self._home, self._state, cancelled=self._cancelled, returns=decoder.decode, run=self._run
         )

@@ -199,6 +199,9 @@ class Queue:
         Example:
             >>> await queue.add_bulk(JobSpec("enroll", {"learner": number}) for number in range(10_000))
         """
+        given: object = jobs
+        if not isinstance(given, Iterable):
+            raise InvalidOption(f"jobs={shown(given)}: must be a list of JobSpecs, or what else gives them one by one")
         specs = list(jobs)
         new = [_encoded(position, spec) for position, spec in enumerate(specs)]
         telemetry = self._home.telemetry
@@ -311,6 +314,7 @@ class Queue:
             ...     print(job.id, job.failed_reason)
         """
         _check_states(states)
+        check_truth(newest_first, "newest_first")
         seen: set[str] = set()
         for state in dict.fromkeys(states or JOB_STATES):
             cursor, more = None, True
@@ -742,7 +746,7 @@ def _check_known_id(job_id: str) -> None:
 def _check_states(states: Iterable[JobState]) -> None:
     for state in states:
         if state not in JOB_STATES:
-            raise InvalidOption(f"state {state!r}: must be one of {', '.join(JOB_STATES)}")
+            raise InvalidOption(f"state {shown(state)}: must be one of {', '.join(JOB_STATES)}")
 
 
 def _encoded(position: int, spec: JobSpec) -> NewJob:

@@ -262,7 +262,7 @@ class JobScheduler:
         await self.close()
 
     def _missing(self, schedule_id: str) -> StateError:
-        return StateError(f"queue {self.queue!r} has no schedule {schedule_id!r}")
+        return StateError(f"queue {self.queue!r} has no schedule {shown(schedule_id)}")
 
 
 def _check_text(schedule_id: str) -> str:

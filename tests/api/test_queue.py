@@ -172,6 +172,8 @@ async def test_one_bad_job_and_nothing_of_a_bulk_is_added(queue: Queue) -> None:
     assert caught.value.path == "jobs[1].data.when"
     with pytest.raises(InvalidOption, match=r"jobs\[0\] is a dict: must be a JobSpec"):
         await queue.add_bulk([{"name": "enroll"}])  # type: ignore[list-item]
+    with pytest.raises(InvalidOption, match=r"jobs=JobSpec\(.*: must be a list of JobSpecs"):
+        await queue.add_bulk(JobSpec("enroll"))  # type: ignore[arg-type]
     assert await queue.counts("waiting") == {"waiting": 0}
 
 
@@ -207,6 +209,9 @@ async def test_there_may_be_no_such_job(queue: Queue) -> None:
     assert await queue.get_job("nobody") is None
     with pytest.raises(InvalidOption, match="job_id='': must be a text that is not empty"):
         await queue.get_job("")
+    for ask in (queue.get_job, queue.explain, queue.dead_letter.requeue):
+        with pytest.raises(InvalidOption, match=r"id '\\ud800': holds a lone surrogate"):
+            await ask("\ud800")
 
 
 async def test_counts_of_all_states(queue: Queue) -> None:

@@ -105,6 +105,11 @@ async def test_a_page_that_cannot_be_asked_for(queue: Queue, options: dict[str, 
         await queue.page(**options)
 
 
+async def test_jobs_in_no_order_that_there_is(queue: Queue) -> None:
+    with pytest.raises(InvalidOption, match="newest_first='yes'"):
+        _ = [job async for job in queue.jobs("waiting", newest_first="yes")]  # type: ignore[arg-type]
+
+
 async def test_a_cursor_is_of_one_state_and_order(queue: Queue) -> None:
     await queue.add_bulk([JobSpec("work")] * 4)
     cursor = (await queue.page("waiting", limit=1)).cursor

@@ -14,6 +14,7 @@ from echomq import (
     BrokenKey,
     Connection,
     ConnectionLost,
+    InvalidOption,
     Job,
     JobFailed,
     JobRemoved,
@@ -83,6 +84,8 @@ async def test_a_job_that_has_ended_long_ago_still_has_its_result(queue: Queue, 
     job = await queue.add("echo", {"seat": 17})
     await worker(url).run_until_drained()
     assert await job.result() == {"seat": 17}
+    with pytest.raises(InvalidOption, match="kind=17: must be a type"):
+        job.returning(17)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("before", [False, True])

@@ -414,6 +414,12 @@ async def test_a_schedule_that_is_not_there(scheduler: JobScheduler, verb: str) 
         await getattr(scheduler, verb)("nobody")
 
 
+@pytest.mark.parametrize("verb", ["get", "pause", "resume", "run_now", "remove"])
+async def test_an_id_that_no_schedule_can_have(scheduler: JobScheduler, verb: str) -> None:
+    with pytest.raises(InvalidOption, match=r"id '\\ud800': holds a lone surrogate"):
+        await getattr(scheduler, verb)("\ud800")
+
+
 # -- bad input -----------------------------------------------------------------------------------------------------------
 
 SOON = datetime.now(UTC) + timedelta(hours=1)

@@ -238,7 +238,12 @@ def state_in(text: bytes) -> JobState | None:
 
 def id_out(job_id: str) -> bytes:
     """An id as it stands on the server; also one of another program that is no UTF-8."""
-    return job_id.encode("utf-8", "surrogateescape")
+    try:
+        return job_id.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise InvalidOption(
+            f"id {shown(job_id)}: holds a lone surrogate, which no id on a server has; remove it"
+        ) from None
 
 
 def decode_id(job_id: bytes) -> str:
