@@ -8,6 +8,8 @@ local M = {}
 
 local KEEP_SECONDS = "3660"   -- an hour after the last use, with the minute in which the expiry is not renewed
 local RENEW_AFTER_MS = 60000
+local FORGET_AFTER_MS = 3660000   -- an hour, and the minute that a record's time may lie before its last call
+local LOOK_AT = 8
 
 --- The kept reply of this very call, or nil. Raises STALE for an older one, and where no record of ours stands: the caller
 --- then begins a new lane.
@@ -33,6 +35,17 @@ function M.find(calls, lane, number)
   return nil
 end
 
+--- Drops the records of other lanes that nobody has used for an hour, among `some` at random: so all are met in time.
+function M.forget(calls, lane, now, some)
+  local lanes = redis.call("HRANDFIELD", calls, tostring(some), "WITHVALUES")
+  for index = 1, #lanes, 2 do
+    local used = tonumber(string.match(lanes[index + 1], "^%d+:(%d+):") or "")
+    if lanes[index] ~= lane and used and now - used > FORGET_AFTER_MS then
+      redis.call("HDEL", calls, lanes[index])
+    end
+  end
+end
+
 --- Keeps the reply (strings and whole numbers, nested tables allowed) and hands it back.
 function M.keep(calls, lane, number, now, now_text, reply)
   local renewed = tonumber(M.renewed)
@@ -41,6 +54,9 @@ function M.keep(calls, lane, number, now, now_text, reply)
     string.format("%.0f:", number) .. (due and now_text or M.renewed) .. ":" .. cmsgpack.pack(reply))
   if due then
     redis.call("EXPIRE", calls, KEEP_SECONDS)
+  end
+  if not renewed then   -- a new lane: where no worker sweeps, short-lived producers would leave theirs for ever
+    M.forget(calls, lane, now, LOOK_AT)
   end
   return reply
 end

@@ -35,7 +35,6 @@
 -- leave something to remove.
 local CHUNK = 1000
 local RECOVER = 100
-local FORGET_AFTER_MS = 3660000   -- an hour, and the minute that a record's time may lie before its last call
 local CONFIRM, REMOVE = -2, -3
 local MOST_REMOVED = 150   -- some 20 microseconds each
 local SUSPECT_MS = "3600000"
@@ -72,16 +71,8 @@ if step == 0 then
   end
 end
 
---- Drops the records of lanes that nobody has used for an hour: some at random each time, so that all are met in time.
 local function forget_lanes(now)
-  local some = math.max(64, math.min(1000, math.floor(redis.call("HLEN", calls) / 4)))
-  local lanes = redis.call("HRANDFIELD", calls, tostring(some), "WITHVALUES")
-  for index = 1, #lanes, 2 do
-    local used = tonumber(string.match(lanes[index + 1], "^%d+:(%d+):") or "")
-    if lanes[index] ~= lane and used and now - used > FORGET_AFTER_MS then
-      redis.call("HDEL", calls, lanes[index])
-    end
-  end
+  calls_kept.forget(calls, lane, now, math.max(64, math.min(1000, math.floor(redis.call("HLEN", calls) / 4))))
 end
 
 check.hash(rules)
