@@ -9,7 +9,8 @@ import pytest
 import redis
 
 from echomq import BrokenKey, InvalidOption, JobLocked, ServerError
-from echomq._store import keys, ward
+from echomq._store import keys
+from echomq._store.examining import growth
 from echomq.doctor import KINDS, Doctor, Finding, Report
 from tests.api.test_doctor import OF_SERVERS
 from tests.store.doctor_damage import CASES, ONLY_TOLD, Case, healthy
@@ -215,7 +216,7 @@ async def test_keys_of_other_programs_are_left_alone(queue: Queue, doctor: Docto
 async def test_what_only_people_can_judge_is_told_and_left_and_gone_once_they_have_seen_to_it(
     case: Case, queue: Queue, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ward, "_KEPT", 1000)
+    monkeypatch.setattr(growth, "_KEPT", 1000)
     whole = save(queue.client)
     case.damage(queue)
     [found] = of_queues(await doctor.examine("q", oldest_waiting=600))
@@ -231,7 +232,7 @@ async def test_what_only_people_can_judge_is_told_and_left_and_gone_once_they_ha
 async def test_many_jobs_that_a_rule_keeps_are_wanted(
     queue: Queue, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ward, "_KEPT", 1)
+    monkeypatch.setattr(growth, "_KEPT", 1)
     rules = queue.keys.resolve("rules")
     for rule in ("1:-1;;", "1:", "rubbish", "1:-1"):
         queue.command("HSET", rules, "completed", rule, "failed", rule)

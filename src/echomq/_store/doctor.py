@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -10,16 +11,19 @@ from echomq._redis.wire import Argument
 from echomq._store import mending
 from echomq._store.call import Patience, read_command
 from echomq._store.codec import decode_id, id_out
+from echomq._store.examining import belongings, facts, growth, jobs
+from echomq._store.examining import line as the_line
+from echomq._store.examining.ward import Ward
 from echomq._store.keys import QueueKeys
 from echomq._store.line import Line
 from echomq._store.names import pattern
 from echomq._store.server_health import Checkup
-from echomq._store.ward import Ward, keys_named
 from echomq.connection import Connection
 from echomq.errors import InvalidOption, ServerError
 from echomq.findings import KINDS, Finding, QueueFacts, Report, ServerFacts
 
 _PAGE: Final = "500"
+_TAGGED: Final = re.compile(r"\{([^{}]+)\}(-dead)?")
 
 
 class Round:
@@ -90,10 +94,10 @@ class Round:
         ward = self._wards[name]
         if ward is None:
             return None
-        facts = await ward.examine(self._oldest_waiting)
+        found = await _examine(ward, self._oldest_waiting)
         self._wards[name] = None  # what it has met may be much
         await ward.line.close()
-        return facts
+        return found
 
     def _ward(self, keys: QueueKeys) -> Ward:
         name = id_out(keys.protocol_name)
@@ -128,7 +132,7 @@ class Round:
                 if not key.startswith(start) or not suffix or not queue:
                     continue
                 if queue not in self._wards:
-                    keys = all_queues and keys_named(decode_id(queue), prefix=self._prefix, hash_tag=self._hash_tag)
+                    keys = all_queues and _keys_named(decode_id(queue), prefix=self._prefix, hash_tag=self._hash_tag)
                     self._wards[queue] = None
                     if keys:
                         self._ward(keys)
@@ -137,6 +141,43 @@ class Round:
                     await ward.meet(key)
             if cursor == b"0":
                 return
+
+
+def _keys_named(name: str, *, prefix: str, hash_tag: bool | None) -> QueueKeys | None:
+    """The keys of the queue that other programs know by this name; None if it is no queue that we could have made."""
+    try:
+        plain = QueueKeys.of("q", prefix=prefix, hash_tag=hash_tag)
+        if not plain.hash_tag:
+            return QueueKeys.of(name, prefix=prefix, hash_tag=False)
+        found = _TAGGED.fullmatch(name)
+        if found is None:
+            return None
+        keys = QueueKeys.of(found[1], prefix=prefix, hash_tag=True)
+    except InvalidOption:
+        return None
+    return keys.dead_letters if found[2] else keys
+
+
+async def _examine(ward: Ward, oldest_waiting: float | None) -> QueueFacts | None:
+    """Looks at all of a queue. What cannot be read is said, and does not keep the rest from being looked at."""
+    if not await ward.is_here():
+        return None
+    await ward.careful("its jobs", ward.look_at_jobs())
+    if not ward.is_a_queue:
+        await ward.careful("the keys of our own", growth.own_keys(ward))
+        return None
+    await ward.careful("the types of its keys", ward.types())
+    await ward.careful("its lists and sets", jobs.places(ward))
+    await ward.careful("its options", jobs.options(ward))
+    await ward.careful("its jobs in no state", jobs.lost(ward))
+    await ward.careful("parents", belongings.parents(ward))
+    await ward.careful("deduplication ids", belongings.deduplication(ward))
+    await ward.careful("locks and parts of jobs", belongings.parts(ward))
+    await ward.careful("its line", the_line.line(ward))
+    await ward.careful("its schedules", the_line.schedules(ward))
+    await ward.careful("its bounds", growth.bounds(ward))
+    await ward.careful("the keys of our own", growth.own_keys(ward))
+    return await ward.careful("its facts", facts.facts(ward, oldest_waiting))
 
 
 async def fix(connection: Connection, prefix: str, hash_tag: bool | None, finding: Finding) -> int:

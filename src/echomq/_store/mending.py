@@ -8,9 +8,12 @@ from typing import Final
 from echomq._redis.wire import Argument
 from echomq._store import heal, schedule
 from echomq._store.codec import id_out
+from echomq._store.examining import jobs
+from echomq._store.examining.growth import EVENTS_SURPLUS, EVENTS_TIMES, MOST_LANES
+from echomq._store.examining.line import ABANDONED_MS, OVERDUE_MS
+from echomq._store.examining.ward import Ward
 from echomq._store.keys import EXPIRING, LEFT_BEHIND
 from echomq._store.line import Line
-from echomq._store.ward import ABANDONED_MS, EVENTS_SURPLUS, EVENTS_TIMES, MOST_LANES, OVERDUE_MS, Ward
 from echomq.errors import InvalidOption, JobLocked
 from echomq.findings import KINDS, Finding
 
@@ -87,7 +90,7 @@ async def _count(line: Line, script: str, *args: Argument) -> int:
 async def _keep_one_place(line: Line, finding: Finding) -> int:
     job_id = id_out(finding.subject)
     ward = Ward(line, lambda _: None, lambda _: None, lambda _: None)
-    hints = (await ward.positions({job_id})).get(job_id, [])
+    hints = (await jobs.positions(ward, {job_id})).get(job_id, [])
     wanted = "none" if finding.kind == "ghost-id" else "hash"
     reply = await line.read("keepOnePlace-11", (job_id, wanted, *hints))
     assert isinstance(reply, list)
