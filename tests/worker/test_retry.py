@@ -92,12 +92,12 @@ def test_a_strategy_of_the_workers_own(strategy: Callable[..., Any], delay: floa
     assert Retries("q", {"mine": strategy}).delay(stored(), options(backoff_type="mine"), 3, ERROR) == delay
 
 
-@pytest.mark.parametrize("answer", [-1, float("nan"), "soon", True, ValueError("broken")])
+@pytest.mark.parametrize("answer", [-1, float("nan"), "soon", True, ValueError("broken"), SystemExit(1)])
 def test_a_strategy_that_is_wrong_costs_no_attempt_and_no_storm(
     answer: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     def strategy(made: int, error: BaseException) -> Any:
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 

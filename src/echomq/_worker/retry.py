@@ -93,7 +93,7 @@ class Retries:
         try:
             chosen = strategy(attempts_made, error)
             return None if chosen is None else to_seconds(chosen, f"what back-off {options.backoff_type!r} returned")
-        except Exception:
+        except BaseException:  # SystemExit too
             logger.exception(
                 "back-off %r failed; job %s (%s) of queue %s waits %g s",
                 options.backoff_type,
