@@ -320,9 +320,13 @@ class NodeQueue:
     async def dependencies(self, id: str) -> dict[str, Any]:
         return dict(await self._do("dependencies", id=id))
 
-    async def listen(self) -> None:
-        """Opens a QueueEvents; its events are news of the kind ``event``."""
-        await self._do("listen")
+    async def listen(self, *custom: str) -> None:
+        """Opens a QueueEvents; its events, and those of one's own of these names, are news of the kind ``event``."""
+        await self._do("listen", custom=custom)
+
+    async def publish(self, event: str, **fields: Any) -> None:
+        """Writes an event of one's own."""
+        await self._do("publish", event={"eventName": event, **fields})
 
     async def wait(self, id: str, *, timeout: float = 15) -> Any:
         """``job.waitUntilFinished``: the result, or NodeError with the reason."""

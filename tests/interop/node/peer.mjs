@@ -25,7 +25,9 @@ Module._resolveFilename = function (request, ...rest) {
   return resolve.call(this, request.replace(/^bullmq(?=$|\/)/, version), ...rest);
 };
 const require = createRequire(import.meta.url);
-const { FlowProducer, Queue, QueueEvents, UnrecoverableError, DelayedError, Worker } = require(version);
+const {
+  FlowProducer, Queue, QueueEvents, QueueEventsProducer, UnrecoverableError, DelayedError, Worker,
+} = require(version);
 const { Redis } = require("ioredis");
 
 const connection = { path, maxRetriesPerRequest: null };
@@ -52,14 +54,14 @@ async function get(kind, prefix, name, make) {
 const queueOf = ({ prefix, queue }) => get("queue", prefix, queue, () => new Queue(queue, { connection, prefix, telemetry }));
 const flowsOf = ({ prefix }) => get("flows", prefix, "", () => new FlowProducer({ connection, prefix }));
 
-async function eventsOf({ prefix, queue }) {
+async function eventsOf({ prefix, queue, custom = [] }) {
   // From where the stream ends now: with its default it misses what happens before its first read is on the way.
   const redis = new Redis({ path });
   const [last] = await redis.xrevrange(`${prefix}:${queue}:events`, "+", "-", "COUNT", 1);
   redis.disconnect();
   return get("events", prefix, queue, () => {
     const events = new QueueEvents(queue, { connection, prefix, lastEventId: last ? last[0] : "0-0" });
-    for (const name of EVENTS) {
+    for (const name of [...EVENTS, ...custom]) {
       // `drained` comes with the id alone
       events.on(name, (args, id) => send({ news: "event", queue, event: name, ...(id ? { args, id } : { args: {}, id: args }) }));
     }
@@ -222,6 +224,10 @@ const commands = {
   dependencies: async (given) => (await jobOf(given)).getDependencies(),
 
   listen: async (given) => void (await eventsOf(given)),
+  async publish({ prefix, queue, event }) {
+    const producer = await get("producer of events", prefix, queue, () => new QueueEventsProducer(queue, { connection, prefix }));
+    await producer.publishEvent(event);
+  },
   async wait(given) {
     const events = await eventsOf(given);
     return (await jobOf(given)).waitUntilFinished(events, given.seconds * 1000);
