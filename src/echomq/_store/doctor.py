@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 from echomq._redis.client import Link
-from echomq._redis.wire import Argument
+from echomq._redis.wire import Argument, Reply
 from echomq._store import mending
 from echomq._store.call import Patience, read_command
 from echomq._store.codec import decode_id, id_out
@@ -16,13 +16,13 @@ from echomq._store.examining import line as the_line
 from echomq._store.examining.ward import Ward
 from echomq._store.keys import QueueKeys
 from echomq._store.line import Line
-from echomq._store.names import pattern
+from echomq._store.names import pattern, scan
 from echomq._store.server_health import Checkup
 from echomq.connection import Connection
 from echomq.errors import InvalidOption, ServerError
 from echomq.findings import KINDS, Finding, QueueFacts, Report, ServerFacts
 
-_PAGE: Final = "500"
+_PAGE: Final = 500
 _TAGGED: Final = re.compile(r"\{([^{}]+)\}(-dead)?")
 
 
@@ -115,18 +115,8 @@ class Round:
     async def _walk(self, link: Link, patience: Patience, *, all_queues: bool) -> None:
         """Each ward meets the names that begin like its keys. They are read once, however many queues there are."""
         theirs, ours = id_out(f"{self._prefix}:"), id_out(f"{self._prefix}x:")
-        cursor: Argument = b"0"
-        while True:
-            command = ("SCAN", cursor, "MATCH", pattern(self._prefix), "COUNT", _PAGE)
-            try:
-                reply = await read_command(link, command, patience)
-            except ServerError as error:
-                self._missed.append(f"the names of all keys: {error}")
-                return
-            assert isinstance(reply, list)
-            cursor, names = reply  # type: ignore[assignment]
-            for key in names:  # type: ignore[union-attr]
-                assert isinstance(key, bytes)
+        async for names in self._names(link, patience):
+            for key in names:
                 start = theirs if key.startswith(theirs) else ours
                 queue, _, suffix = key[len(start) :].partition(b":")
                 if not key.startswith(start) or not suffix or not queue:
@@ -139,8 +129,16 @@ class Round:
                 ward = self._wards[queue]
                 if ward is not None:
                     await ward.meet(key)
-            if cursor == b"0":
-                return
+
+    async def _names(self, link: Link, patience: Patience) -> AsyncIterator[list[bytes]]:
+        async def read(*command: Argument) -> Reply:
+            return await read_command(link, command, patience)
+
+        try:
+            async for names in scan(read, pattern(self._prefix), count=_PAGE):
+                yield names
+        except ServerError as error:
+            self._missed.append(f"the names of all keys: {error}")
 
 
 def _keys_named(name: str, *, prefix: str, hash_tag: bool | None) -> QueueKeys | None:

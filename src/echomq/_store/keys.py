@@ -43,6 +43,12 @@ LEFT_BEHIND: Final = EXPIRING | {"paused-schedulers", "rules"}
 _SLOTS = 16_384
 
 _PLAIN = re.compile(r"[!-~]+")
+_GLOB = re.compile(r"([\[\]*?\\])")
+
+
+def literal(text: str) -> str:
+    """What SCAN is to match for this text and nothing else."""
+    return _GLOB.sub(r"\\\1", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +110,7 @@ class QueueKeys:
     @classmethod
     def pattern(cls, prefix: str) -> str:
         """What matches the ``meta`` key of every queue with this prefix, and perhaps of others (``queue_of``)."""
-        return re.sub(r"([\\*?\[\]])", r"\\\1", prefix) + ":*:meta"
+        return f"{literal(prefix)}:*:meta"
 
     @classmethod
     def queue_of(cls, meta: str, *, prefix: str, hash_tag: bool) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from typing import Final, TypeAlias
 
 from echomq._redis.wire import Reply
-from echomq._store.keys import THEIRS, QueueKeys
+from echomq._store.keys import THEIRS, QueueKeys, literal
 
 Read: TypeAlias = Callable[..., Awaitable[Reply]]
 """Sends one command that changes nothing."""
@@ -22,7 +22,6 @@ _KNOWN: Final = frozenset(name.encode() for name in THEIRS)
 _BESIDE_JOBS: Final = (b"de:", b"dn:", b"metrics:")
 _ITERATION: Final = re.compile(rb"repeat:.*:\d+", re.DOTALL)
 _PART: Final = re.compile(rb"(.+):(?:%s)" % b"|".join(PARTS), re.DOTALL)
-_GLOB: Final = re.compile(r"([\[\]*?\\])")
 _AT_ONCE: Final = 100
 
 
@@ -33,26 +32,32 @@ def wire(name: str) -> bytes:
 
 def pattern(start: str) -> str:
     """What SCAN is to match for the names that begin so."""
-    return _GLOB.sub(r"\\\1", start) + "*"
+    return literal(start) + "*"
 
 
-async def pages(read: Read, base: str) -> AsyncIterator[list[bytes]]:
-    """What follows ``base`` in the names of all keys that begin with it. A step looks at about 1,000 keys of the server.
+async def scan(read: Read, matching: str, *more: str, count: int = PAGE) -> AsyncIterator[list[bytes]]:
+    """The names of all keys that match. A step looks at about ``count`` keys of the server.
 
     What is there all the time comes at least once; what comes or goes meanwhile may come or not.
     """
-    start = wire(base)
     cursor = b"0"
     while True:
-        reply = await read("SCAN", cursor, "MATCH", pattern(base), "COUNT", str(PAGE))
+        reply = await read("SCAN", cursor, "MATCH", matching, "COUNT", str(count), *more)
         assert isinstance(reply, list)
         following, keys = reply
         assert isinstance(following, bytes)
         assert isinstance(keys, list)
         cursor = following
-        yield list({key[len(start) :]: None for key in keys if isinstance(key, bytes)})
+        yield [key for key in keys if isinstance(key, bytes)]
         if cursor == b"0":
             return
+
+
+async def pages(read: Read, base: str) -> AsyncIterator[list[bytes]]:
+    """What follows ``base`` in the names of all keys that begin with it, as ``scan`` finds them."""
+    start = wire(base)
+    async for keys in scan(read, pattern(base)):
+        yield list({key[len(start) :]: None for key in keys})
 
 
 def may_be_a_job(name: bytes) -> bool:

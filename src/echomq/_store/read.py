@@ -9,11 +9,13 @@ from typing import Any, Final
 
 import msgspec
 
+from echomq._redis.wire import Argument, Reply
 from echomq._store.call import Patience, opened, read_command
 from echomq._store.codec import StoredJob, as_whole, id_out, state_in, state_out, to_moment
 from echomq._store.codes import JOB_GONE
 from echomq._store.keys import QueueKeys
 from echomq._store.line import Line
+from echomq._store.names import scan
 from echomq.connection import Hub
 from echomq.errors import InvalidOption, JobNotFound
 from echomq.models import JobState, Logs, MetricsPoint, MetricsSeries
@@ -183,25 +185,21 @@ async def metrics(line: Line, state: str, minutes: int | None) -> MetricsSeries:
     return MetricsSeries(total, latest, made if minutes is None else made[:minutes])
 
 
-_SCANNED = b"1000"
-
-
 async def queue_names(hub: Hub, *, prefix: str, hash_tag: bool) -> list[str]:
     """The names of all queues with this prefix."""
     patience = Patience(hub.wait, hub.look_after)
     link = await opened(lambda: hub.link(hash_tag=hash_tag), patience)
     names: set[str] = set()
-    cursor = b"0"
-    while True:
-        command = ("SCAN", cursor, "MATCH", QueueKeys.pattern(prefix), "COUNT", _SCANNED, "TYPE", "hash")
-        reply: Any = await read_command(link, command, patience)
-        cursor, keys = reply
+
+    async def read(*command: Argument) -> Reply:
+        return await read_command(link, command, patience)
+
+    async for keys in scan(read, QueueKeys.pattern(prefix), "TYPE", "hash"):
         for key in keys:
             name = QueueKeys.queue_of(key.decode("utf-8", "surrogateescape"), prefix=prefix, hash_tag=hash_tag)
             if name is not None:
                 names.add(name)
-        if cursor == b"0":
-            return sorted(names)
+    return sorted(names)
 
 
 _LINES = 1_000

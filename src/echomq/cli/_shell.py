@@ -79,24 +79,23 @@ def moment_option(*names: str, help: str) -> Any:
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+Url = Annotated[str | None, typer.Option(metavar="URL", help="The server; left out, ECHOMQ_URL.", show_default=False)]
+Prefix = Annotated[str, typer.Option(metavar="TEXT", help="What the keys begin with; bull for queues of BullMQ.")]
+HashTag = Annotated[
+    bool | None,
+    typer.Option(
+        "--hash-tag/--no-hash-tag",
+        help="Whether queue names stand in braces in the keys. Left out: yes, except with the prefix bull.",
+        show_default=False,
+    ),
+]
 
 
 def _common(
     *,
-    url: Annotated[
-        str | None, typer.Option(metavar="URL", help="The server; left out, ECHOMQ_URL.", show_default=False)
-    ] = None,
-    prefix: Annotated[
-        str, typer.Option(metavar="TEXT", help="What the keys begin with; bull for queues of BullMQ.")
-    ] = "emq",
-    hash_tag: Annotated[
-        bool | None,
-        typer.Option(
-            "--hash-tag/--no-hash-tag",
-            help="Whether queue names stand in braces in the keys. Left out: yes, except with the prefix bull.",
-            show_default=False,
-        ),
-    ] = None,
+    url: Url = None,
+    prefix: Prefix = "emq",
+    hash_tag: HashTag = None,
     timeout: Annotated[
         float | None, seconds_option("--timeout", help="Give up after this time, with exit code 4.")
     ] = None,
