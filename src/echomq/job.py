@@ -567,7 +567,7 @@ class Job(Generic[R]):
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def as_found(self, code: int) -> Job[R]:
-        """For ``Queue``: the same record, marked as one that was there before the add."""
+        """Not for users of EchoMQ. The same record, marked as one that was there before the add."""
         self._became = code
         return self
 

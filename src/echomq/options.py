@@ -367,7 +367,7 @@ class Deduplication(msgspec.Struct, frozen=True):
 
     @property
     def is_debounce(self) -> bool:
-        """Whether a job that names no time of its own is delayed by ``ttl``."""
+        """Not for users of EchoMQ. Whether a job that names no time of its own is delayed by ``ttl``."""
         return self.extend and self.replace
 
 
@@ -427,7 +427,7 @@ class JobSpec(msgspec.Struct, frozen=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has a name and data only."""
+        """Not for users of EchoMQ. Whether it has a name and data only."""
         return (
             self.attempts == 0
             and self.job_id is None

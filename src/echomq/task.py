@@ -182,7 +182,7 @@ class Task(Generic[P, R]):
         return converted
 
     def misfit(self, value: Any) -> str | None:
-        """Why what the function returned is not of the type that it is annotated with; None if it is, or nobody can tell."""
+        """Not for users of EchoMQ. Why a result is not of the annotated type; None if it is, or nobody can tell."""
         wanted = self._result_type
         if wanted is Any or type(value) is wanted or (value is None and wanted is _NOTHING):
             return None
