@@ -29,8 +29,8 @@ START: Final = b"0-0"
 _BLOCK: Final = 10.0
 _MOST_ENTRIES: Final = 500
 _MOST_AT_ONCE: Final = 2_000
-_BREATH: Final = 20e-6
 _MANY: Final = 50
+_BREATH: Final = 20e-6
 """Seconds between two reads for each of many logs: a read costs the server about that for each, and others need it too."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
