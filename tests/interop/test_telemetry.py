@@ -143,9 +143,9 @@ async def test_workers_of_all_runtimes_are_counted(bull: Pair, server: Server) -
         registry.register(collector)
         await python.queue(bull.theirs.name).work()
         async with bull.worker():
-            await wait_until(lambda: counted(bull, registry, 4), 10, "four workers")
+            await wait_until(lambda: counted(bull, registry, 4), 30, "four workers")
             await python("reset")
-            await wait_until(lambda: counted(bull, registry, 3), 10, "three workers")
+            await wait_until(lambda: counted(bull, registry, 3), 30, "three workers")
 
 
 def elsewhere(pair: Pair) -> dict[str, Any]:
