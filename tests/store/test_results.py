@@ -183,6 +183,36 @@ async def test_an_event_older_than_the_job_is_not_its_end(server: Server, proxy:
     other.cancel()
 
 
+async def test_a_job_that_is_gone_may_have_left_its_end_in_what_is_not_read_yet(
+    server: Server, proxy: Proxy, line: Line
+) -> None:
+    [other] = await waiting(line)
+    proxy.lose("silence", b"XREAD")
+    server.cli("XADD", EVENTS, "*", "event", "noticed")
+    await wait_until(lambda: proxy.seen == 1)  # from here on the reader lags behind
+    server.cli("XADD", EVENTS, "*", "event", "completed", "jobId", "7", "returnvalue", "17")
+    assert await asyncio.wait_for(result_of(line, "7"), 5) == Ending("completed", b"17")
+    proxy.release()
+    other.cancel()
+
+
+async def test_an_end_that_is_read_before_the_answer_that_it_goes_on_counts(
+    server: Server, proxy: Proxy, line: Line
+) -> None:
+    [other] = await waiting(line)
+    [added] = await line.add([encode_spec(JobSpec("paint"))])
+    proxy.lose("silence", needle("isFinished-2"))
+    task = asyncio.create_task(result_of(line, added.job_id))
+    await wait_until(lambda: proxy.holds == 1)  # the server has said that it goes on
+    server.cli("XADD", EVENTS, "*", "event", "completed", "jobId", added.job_id, "returnvalue", "17")
+    server.cli("DEL", KEYS.job(added.job_id))  # removed as it completed
+    results: Results = line.hub._parts["results"]
+    await wait_until(lambda: any(one.early for one in results._queues[KEYS.base].waiters[added.job_id.encode()]))
+    proxy.release()
+    assert await asyncio.wait_for(task, 5) == Ending("completed", b"17")
+    other.cancel()
+
+
 async def test_a_stream_that_begins_anew_with_lower_ids_is_read(server: Server, proxy: Proxy, line: Line) -> None:
     server.cli("XADD", EVENTS, "9999999999999-0", "event", "of a clock that went back")
     [task] = await waiting(line)
