@@ -93,6 +93,23 @@ async def test_node_workers_and_ours_stand_side_by_side(pair: Pair) -> None:
         await wait_until(both)
 
 
+async def test_62_the_names_of_connections(make_pair: Callable[..., Pair], server: Server) -> None:
+    named, unnamed = make_pair("q"), make_pair("ünï")
+    async with named.worker(name="w-1"):
+        await unnamed.theirs.work()
+
+        async def seen() -> bool:
+            theirs = [*await named.theirs.workers(), *await unnamed.theirs.workers()]
+            ours = [*await named.ours.workers(), *await unnamed.ours.workers()]
+            return [one["rawname"] for one in theirs] == ["bull:cQ==:w:w-1", "bull:w7xuw68="] and [
+                (one.queue, one.name, one.is_connected) for one in ours
+            ] == [("q", "w-1", True), ("ünï", "", True)]
+
+        await wait_until(seen)
+        names = [field[5:] for client in server.clients() for field in client.split() if field.startswith("name=bull:")]
+        assert sorted(names) == ["bull:cQ==:w:w-1", "bull:w7xuw68="]
+
+
 # -- and what we show of theirs ------------------------------------------------------------------------------------------
 
 

@@ -324,6 +324,23 @@ def test_34_drain(queue: Queue) -> None:
     assert queue.events() == []
 
 
+def test_35_remove(queue: Queue) -> None:
+    queue.add_many([job_args()] * 2)
+    queue.fetch()
+    queue.new_events()
+    before = queue.dump()
+    assert queue.remove("nobody") == 1
+    assert queue.remove("1") == 0, "its lock is there"
+    after = queue.dump()
+    assert {key: value for key, value in after.items() if "calls" not in key} == {
+        key: value for key, value in before.items() if "calls" not in key
+    }
+    queue.command("DEL", "~1:lock")
+    assert queue.remove("1") == 1
+    assert queue.events() == [["removed", "jobId", "1", "prev", "active"]]
+    assert queue.get("1") is queue.get("active") is None
+
+
 def test_35_and_34_the_run_that_a_schedule_waits_for_stays(queue: Queue) -> None:
     for job_id in ("repeat:s:5", "repeat:s:6"):
         queue.add(job_id=job_id)

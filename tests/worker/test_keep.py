@@ -7,14 +7,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import pytest
 
+from echomq import Job, Queue, Worker
 from echomq._store.keys import QueueKeys
 from echomq._worker.held import Held, HeldTable, Hold
 from echomq._worker.keep import Keeper
 from echomq.errors import ConnectionLost
+from tests.support.server import Server
 from tests.support.wait import wait_until
 from tests.worker.pieces import held
 
@@ -206,3 +210,24 @@ async def test_the_lag_of_the_loop_is_measured_while_it_lasts_and_remembered(kep
         await asyncio.sleep(0)
     assert kept.keeper.loop_lag < 0.5
     await kept.keeper.stop()
+
+
+async def test_63_a_lock_is_renewed_in_each_quarter_of_its_time(url: str, server: Server) -> None:
+    go_on = asyncio.Event()
+
+    async def process(job: Job[Any]) -> None:
+        await go_on.wait()
+
+    left: list[int] = []  # of the lock's time, milliseconds
+
+    async def look() -> bool:
+        left.append(server.cli("PTTL", "emq:{q}:1:lock"))
+        return sum(later > sooner for sooner, later in pairwise(left)) >= 8
+
+    async with Queue("q", connection=url) as queue, Worker("q", process, connection=url, lock_duration=0.4):
+        await queue.add("paint")
+        await wait_until(lambda: server.cli("EXISTS", "emq:{q}:1:lock") == 1)
+        await wait_until(look)
+        go_on.set()
+    assert min(left) > 0
+    assert 200 < median(sooner for sooner, later in pairwise(left) if later > sooner) < 400
