@@ -165,7 +165,10 @@ async def test_its_buttons_for_all_jobs_of_a_tab_work(pair: Pair, board: Board, 
 
     job = await ours.add("echo", {}, delay=60)
     await pair.theirs.call_job(job.id, "log", "from afar")
-    assert await board.get(":jobId/logs", jobId=job.id) == ["from afar"]
+    await job.log("from us: ü")
+    await job.update_progress({"done": 3})
+    assert await board.get(":jobId/logs", jobId=job.id) == ["from afar", "from us: ü"]
+    assert (await board.get(":jobId", jobId=job.id))["job"]["progress"] == {"done": 3}
     await board.press(":jobId/delay", "patch", jobId=job.id, body={"runAt": (time.time() + 3600) * 1000})
     await board.press(":jobId/priority", "patch", jobId=job.id, body={"priority": 4})
     changed = await job.refresh()
@@ -224,6 +227,8 @@ async def test_it_shows_a_flow_that_we_work(bull: Pair) -> None:
         "children": [{"name": "value", "queueName": bull.theirs.name, "prefix": "bull", "data": {"value": 1}}],
     }
     ids = await bull.theirs.flow(tree)
+    assert await board.counts() == {"waiting": 1, "waiting-children": 1}
+    assert [shown["id"] for shown in await board.tab("waiting-children")] == [ids["id"]]
     async with bull.worker():
         await bull.theirs.wait(ids["id"])
     flow = await board.get(":jobId/flow", jobId=ids["id"])

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from echomq import JobSpec, JobState
+from echomq import JobSpec, JobState, QueueEvents
+from echomq.events import Progress
 from tests.interop.conftest import Pair
 from tests.interop.test_flows import child, parent
 from tests.support.node_peer import NodeError
@@ -38,6 +39,24 @@ async def test_node_reads_what_we_tell_of_a_job(pair: Pair) -> None:
     assert await pair.theirs.call("getJobLogs", job.id) == {"logs": ["third", "theirs"], "count": 2}, "by our option"
     await job.clear_logs()
     assert await pair.theirs.call("getJobLogs", job.id) == {"logs": [], "count": 0}
+
+
+async def test_our_worker_and_listeners_heed_what_node_tells_of_our_job(pair: Pair) -> None:
+    job = await pair.ours.add("echo", {"n": 1})
+    async with QueueEvents(pair.ours) as events:
+        await pair.theirs.call_job(job.id, "updateData", {"n": 2})
+        await pair.theirs.call_job(job.id, "updateProgress", {"done": 0.5})
+        await pair.theirs.call("addJobLog", job.id, "from afar")
+        async with asyncio.timeout(10):
+            progress = await anext(events)
+        assert isinstance(progress, Progress)
+        assert (progress.job_id, progress.progress) == (job.id, {"done": 0.5})
+        async with pair.worker():
+            assert await job.result(timeout=10) == {"n": 2}
+    assert (await job.logs()).lines == ["from afar"]
+    ended = await job.refresh()
+    assert ended is not None
+    assert (ended.data, ended.progress) == ({"n": 2}, {"done": 0.5})
 
 
 async def test_we_read_what_node_tells_of_a_job(pair: Pair) -> None:
