@@ -437,3 +437,8 @@ def test_every_kind_stands_in_the_table() -> None:
 
 def test_every_key_of_ours_is_known_to_expire_or_to_last() -> None:
     assert set(keys._OURS.values()) - keys.EXPIRING == {"paused-schedulers", "rules", "outbox"}
+
+
+def test_every_key_of_ours_stands_in_the_architecture() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text("utf-8")
+    assert [key for key in keys._OURS.values() if f"| `{{prefix}}x:{{queue}}:{key}" not in page] == []
