@@ -265,8 +265,13 @@ async def test_looking_after_the_server_while_keepers_and_servers_are_killed(hom
     chance, folder = random.Random(5), home / "orders"
     with join("orders", fsync="always") as one, join("orders", fsync="always") as two:
         for number in range(12):
-            while not (victims := list(processes_of(folder))):  # one that has just begun is not known by its folder yet
-                await asyncio.sleep(0.01)
+            victims: list[int] = []
+
+            def found(victims: list[int] = victims) -> bool:  # one that has just begun is not known by its folder yet
+                victims[:] = processes_of(folder)
+                return bool(victims)
+
+            await wait_until(found)
             looks = [asyncio.create_task(server.ensure_async()) for server in (one, two)]
             await asyncio.sleep(chance.uniform(0, 0.02))
             for pid in chance.sample(victims, chance.randint(1, len(victims))):
