@@ -133,8 +133,9 @@ class QueueFull(EchoMQError):
     """
 
     def __init__(self, queue: str, size: int, max_size: int) -> None:
+        waiting = "1 job waits" if size == 1 else f"{size} jobs wait"
         super().__init__(
-            f"queue {queue!r} is full: {size} jobs wait in it, and max_size is {max_size}; not added. Add it again when some "
+            f"queue {queue!r} is full: {waiting} in it, and max_size is {max_size}; not added. Add it again when some "
             "have been run, or allow more"
         )
         self.size = size

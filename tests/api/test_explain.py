@@ -107,10 +107,10 @@ async def test_limits(queue: Queue, url: str) -> None:
         await counted(queue, active=1)
         found = texts(await queue.explain("2"))
         assert found["concurrency"] == (
-            "the one slot of the queue (set_concurrency) is taken: 1 job runs, and one of them has to end first"
+            "the one slot of the queue (set_concurrency) is taken: 1 job runs, and has to end first"
         )
         assert "no_worker" not in found
-        assert found["next"].endswith("takes it (1 of the queue's jobs run now)")
+        assert found["next"].endswith("takes it (of the queue 1 job runs now)")
         running = await queue.explain("1")
         assert running.state == "active"
         assert texts(running)["running"].startswith(f"worker {worker.name!r} has been running it for ")

@@ -16,6 +16,7 @@ import pytest
 
 import echomq
 from echomq import Connection, Job, Queue, Worker, WorkerInfo
+from tests.support.server import Server
 from tests.support.wait import wait_until
 
 
@@ -81,6 +82,12 @@ async def test_a_worker_says_where_it_runs_and_what(queue: Queue) -> None:
         [found] = await queue.workers()
         assert found.jobs == ()
     assert await queue.workers() == []
+
+
+async def test_the_address_on_a_unix_socket_is_its_path(server: Server) -> None:
+    async with Queue("enrollments", connection=server.url) as queue, Worker(queue, nothing):
+        [found] = await known(queue)
+        assert found.address == str(server.socket_path)
 
 
 async def test_workers_stand_by_name_and_each_has_its_own_jobs(queue: Queue) -> None:

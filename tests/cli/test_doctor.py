@@ -50,12 +50,12 @@ async def test_a_healthy_server(keeping: Server) -> None:
 
 async def test_findings_are_shown_with_what_they_mean(keeping: Server) -> None:
     await damage(keeping)
-    shown = await echomq("doctor", "--queue", "orders", url=keeping.url)
+    shown = await echomq("doctor", "orders", url=keeping.url)
     assert shown.code == 1
     assert "warning   orders: 'nobody' stands in wait, and there is no such job" in shown.out
     assert "(--fix ghost-id)" in shown.out
     assert shown.out.splitlines()[-1] == "3 found"
-    asked = await told("--queue", "orders", url=keeping.url)
+    asked = await told("orders", url=keeping.url)
     assert [one["kind"] for one in asked["findings"]] == ["key-of-wrong-type", "ghost-id", "dead-deduplication-id"]
     assert (asked["healthy"], asked["repaired"]) == (False, [])
     assert [one["queue"] for one in asked["queues"]] == ["orders"]
@@ -83,12 +83,16 @@ async def test_a_bound_for_waiting(keeping: Server) -> None:
     assert "old-waiting-job" in shown.out
 
 
-@pytest.mark.parametrize(
-    "words", [["--fix", "everything"], ["--fix", "key-of-wrong-type"], ["--queue", "a:b"], ["orders"]]
-)
+@pytest.mark.parametrize("words", [["--fix", "everything"], ["--fix", "key-of-wrong-type"], ["a:b"]])
 async def test_misuse(url: str, words: list[str]) -> None:
     done = await echomq("doctor", *words, url=url)
     assert (done.code, done.out) == (2, "")
+
+
+async def test_a_queue_that_is_not_there(keeping: Server) -> None:
+    done = await echomq("doctor", "ordres", url=keeping.url)
+    assert (done.code, done.out) == (3, "")
+    assert "there is no queue 'ordres'" in done.err
 
 
 async def test_a_server_that_is_away() -> None:

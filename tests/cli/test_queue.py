@@ -50,6 +50,12 @@ async def test_a_queue_that_somebody_broke_does_not_hide_the_others(server: Serv
             client.set("emq:{broken}:wait", "no list")
         shown = (await echomq("queue", "list", "--json", url=server.url)).json
         text = await echomq("queue", "list", url=server.url)
+        alone = await echomq("queue", "show", "broken", url=server.url)
+    assert (alone.code, alone.err.partition("; ")[0]) == (
+        1,
+        "echomq queue show: queue 'broken': could not be read: emq:{broken}:wait must be a list",
+    )
+    assert alone.err.endswith("; echomq doctor says what is damaged\n")
     broken, fine = shown["queues"]
     assert (broken["queue"], broken["counts"], fine["counts"]["waiting"]) == ("broken", None, 1)
     assert "emq:{broken}:wait" in broken["trouble"]
@@ -178,3 +184,33 @@ async def test_progress_of_a_long_verb_is_on_the_terminal_only(url: str) -> None
 @pytest.mark.parametrize("words", [["show"], ["clean", "orders", "failed"], ["drain", "a:b", "--yes"]])
 async def test_misuse(url: str, words: list[str]) -> None:
     assert (await echomq("queue", *words, url=url)).code == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["show"], ["drain", "-y"], ["clean", "failed", "--older-than", "0", "-y"], ["retry"], ["promote"],
+     ["obliterate", "-y"]],
+)  # fmt: skip
+async def test_only_queues_that_are_there_are_changed(url: str, words: list[str]) -> None:
+    done = await echomq("queue", words[0], "ordres", *words[1:], url=url)
+    assert (done.code, done.out) == (3, "")
+    assert "there is no queue 'ordres'" in done.err
+    assert await Queue.names(url) == []
+
+
+async def test_pausing_a_queue_before_its_first_job_is_told(url: str) -> None:
+    done = await echomq("queue", "pause", "orders", url=url)
+    assert (done.code, done.out) == (0, "orders: paused\n")
+    assert "there was no such queue until now" in done.err
+    async with Queue("orders", connection=url) as queue:
+        assert await queue.is_paused()
+        await queue.add("x")
+    assert (await echomq("queue", "resume", "orders", url=url)).err == ""
+
+
+async def test_list_says_that_there_is_none(url: str) -> None:
+    done = await echomq("queue", "list", url=url)
+    assert (done.code, len(done.out.splitlines())) == (0, 1)
+    assert "there is no queue at " in done.err
+    assert "there is no queue 'a*' at " in (await echomq("queue", "list", "a*", url=url)).err
+    assert (await echomq("queue", "list", "--json", url=url)).json == {"queues": []}

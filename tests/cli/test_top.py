@@ -37,9 +37,9 @@ async def test_one_object(url: str) -> None:
     waits, works = shown["queues"]
     assert (shown["prefix"], [waits["queue"], works["queue"]]) == ("emq", ["idle", "top"])
     assert (waits["paused"], waits["counts"]["waiting"], waits["workers"]) == (True, 1, [])
-    assert 0 < waits["oldest_waiting"] < 60
+    assert 0 < waits["oldest_waiting_age"] < 60
     assert (works["paused"], works["counts"]["completed"], works["counts"]["delayed"]) == (False, 20, 1)
-    assert (works["sampled"], works["concurrency"], works["oldest_waiting"]) == (20, 7, None)
+    assert (works["sampled"], works["concurrency"], works["oldest_waiting_age"]) == (20, 7, None)
     assert 0 <= works["ran"]["p50"] <= works["ran"]["p95"] < 10
     assert 0 <= works["out_per_second"] <= 20
     assert [worker["slots"] for worker in works["workers"]] == [2]
@@ -63,7 +63,7 @@ async def test_rates_and_many_queues(url: str) -> None:
         await queue.add("x")
     shown = (await echomq("top", "--json", "--interval", "0.1", url=url)).json
     assert [one["queue"] for one in shown["queues"]] == [queue.name for queue in queues]
-    assert all(one["oldest_waiting"] > 0 for one in shown["queues"])
+    assert all(one["oldest_waiting_age"] > 0 for one in shown["queues"])
     for queue in queues:
         await queue.close()
 

@@ -327,7 +327,7 @@ def test_a_module_that_cannot_be_imported_shows_its_own_traceback(
     code, _, log = start("broken:app").end()
     assert code == 1
     lines = log.splitlines()
-    assert lines[0] == "'broken:app': the module broken cannot be imported:"
+    assert lines[0] == "echomq worker: 'broken:app': the module broken cannot be imported:"
     files = [line.split('"')[1] for line in lines if line.startswith("  File ")]
     assert files[0].endswith("broken.py")
     assert not any("echomq" in Path(file).parts or "importlib" in file for file in files)
@@ -350,7 +350,7 @@ def test_a_wrong_option_in_the_module_is_one_line_with_its_place(
     code, _, log = start("wrong:app", url="" if line == "EchoMQ()" else "embedded://memory").end()
     assert code == 2
     [told] = log.splitlines()
-    assert told.startswith("'wrong:app': ")
+    assert told.startswith("echomq worker: 'wrong:app': ")
     assert said in told
     assert told.endswith(f"({tmp_path / 'wrong.py'}, line 3)")
 

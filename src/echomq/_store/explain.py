@@ -173,7 +173,7 @@ class _Words:
             yield Reason(
                 "concurrency",
                 f"{slots} of the queue (set_concurrency) {'is' if most == 1 else 'are'} taken: {facts.number('running')} "
-                f"{'job runs' if facts.number('running') == 1 else 'jobs run'}, and one of them has to end first",
+                f"{'job runs, and' if facts.number('running') == 1 else 'jobs run, and one of them'} has to end first",
                 count=most,
             )
         if self._missed is not None:
@@ -191,7 +191,11 @@ class _Words:
             yield Reason(
                 "next",
                 "it is the next in the line: the first worker with a free slot takes it"
-                + (f" ({running} of the queue's jobs run now)" if running and self._missed is None else ""),
+                + (
+                    f" (of the queue {'1 job runs' if running == 1 else f'{running} jobs run'} now)"
+                    if running and self._missed is None
+                    else ""
+                ),
                 count=0,
             )
 

@@ -29,6 +29,8 @@ LONGEST_SILENCE = 60.0
 
 _KEY = "workers"
 _SEEN = b"seen"
+_ON_SOCKET = re.compile(r"\[?(/.*?)(?::0)?\]?:0")
+"""How servers write where a client of a unix socket is connected: its path, and ports that there are not."""
 _NOT_PLAIN = re.compile(r"[^!-~]")
 COMMANDS = b" cmd=evalsha "
 """Of the two connections of a worker of BullMQ for Python, which have one name, the one that is not counted."""
@@ -187,12 +189,17 @@ async def _clients(line: Line) -> list[_Client] | None:
     ]
 
 
+def _address(told: str) -> str:
+    on_socket = _ON_SOCKET.fullmatch(told)
+    return on_socket[1] if on_socket else told
+
+
 def _client(line: bytes, worker: bytes) -> _Client:
     fields = dict(part.partition("=")[::2] for part in line.decode("utf-8", "replace").split(" "))
     library = " ".join(filter(None, (fields.get("lib-name"), fields.get("lib-ver"))))
     return _Client(
         worker.decode("utf-8", "replace"),
-        fields.get("addr", ""),
+        _address(fields.get("addr", "")),
         int(fields.get("idle", "0")),
         library or None,
     )

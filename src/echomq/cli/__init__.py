@@ -28,6 +28,13 @@ _COMMANDS: Final = {
 
 def main() -> None:
     """The ``echomq`` command."""
+    try:
+        _main()
+    except KeyboardInterrupt:  # Ctrl-C while it loads: commands see to it themselves
+        sys.exit(130)
+
+
+def _main() -> None:
     if sys.argv[1:2] == ["--version"]:
         from importlib.metadata import version
 

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Concatenate, Final, NoReturn, ParamSpec, get_
 import typer
 
 from echomq import (
+    BrokenKey,
     Connection,
     EchoMQError,
     EncodingError,
@@ -85,7 +86,7 @@ HashTag = Annotated[
     bool | None,
     typer.Option(
         "--hash-tag/--no-hash-tag",
-        help="Whether queue names stand in braces in the keys. Left out: yes, except with the prefix bull.",
+        help="Whether queue names stand in braces in the keys; left out, yes, except with the prefix bull.",
         show_default=False,
     ),
 ]
@@ -161,8 +162,9 @@ def _run(path: str, work: Callable[[], Coroutine[Any, Any, None]]) -> int:
         run_in_loop(work())
         sys.stdout.flush()
     except EchoMQError as error:
+        more = "; echomq doctor says what is damaged" if isinstance(error, BrokenKey) else ""
         # With the line breaks gone: one error, one line.
-        typer.echo(f"{path}: {' '.join(_text.harmless(str(error)).split())}", err=True)
+        typer.echo(f"{path}: {' '.join(_text.harmless(str(error)).split())}{more}", err=True)
         return _exit_code(error)
     except BrokenPipeError:
         # Nobody reads on. Python would complain when it flushes at its end.
@@ -279,6 +281,26 @@ class Shell:
             )
         return found
 
+    async def is_there(self, queue: Queue) -> bool:
+        """Tells an empty queue from a slip of the finger."""
+        return any((await queue.counts()).values()) or queue.name in await self.names()
+
+    async def must_exist(self, queue: Queue) -> None:
+        """Looks whether it is there.
+
+        Raises:
+            JobNotFound: it is not.
+        """
+        if not await self.is_there(queue):
+            raise self.no_queue(queue.name)
+
+    def no_queue(self, name: str) -> JobNotFound:
+        """The error that there is no such queue."""
+        return JobNotFound(
+            f"there is no queue {name!r} at {self.connection.where} (prefix {self.prefix!r}); echomq queue list shows those "
+            "that are there"
+        )
+
     async def close(self) -> None:
         """Lets the queues go."""
         for queue in self._queues:
@@ -300,7 +322,7 @@ class Shell:
 
     def note(self, text: str) -> None:
         """Tells people something beside the answer."""
-        if not self.as_json:
+        if text and not self.as_json:
             typer.echo(text, err=True)
 
     @contextlib.contextmanager

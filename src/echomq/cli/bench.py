@@ -46,7 +46,7 @@ def bench(
     url: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="A server of yours. Left out: an embedded one, for this run.", show_default=False
+            metavar="URL", help="A server of yours; left out, an embedded one, for this run.", show_default=False
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -18,7 +18,7 @@ def demo(
     jobs: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="How many enrolments. Left out: all valid rows of the roster.", show_default=False
+            min=1, metavar="N", help="How many enrolments; left out, all valid rows of the roster.", show_default=False
         ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Worker processes at a time.")] = 4,
@@ -36,7 +36,7 @@ def demo(
     url: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="A server of yours. Left out: an embedded one, for this run.", show_default=False
+            metavar="URL", help="A server of yours; left out, an embedded one, for this run.", show_default=False
         ),
     ] = None,
     as_json: Annotated[

@@ -20,8 +20,11 @@ _COLOURS = {"error": typer.colors.RED, "warning": typer.colors.YELLOW}
 @command()
 async def doctor(
     shell: Shell,
-    queue: Annotated[
-        list[str] | None, typer.Option("--queue", "-q", metavar="NAME", help="Only this queue; may be said again.")
+    queues: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="QUEUE", help="Only these queues, with their dead letters; left out, all of the prefix."
+        ),
     ] = None,
     fix: Annotated[
         list[str] | None, typer.Option("--fix", metavar="KIND", help="Repair findings of this kind; may be said again.")
@@ -35,16 +38,19 @@ async def doctor(
 
     It looks at the server and its queues. It repairs what --fix names, and looks again before it does. It reads in small steps
     while the queues go on. Of each kind and queue the first 10 findings are shown; --json has all.
-    Exit code 0: nothing was found, or nothing is left. 1: something was. 2: misuse.
+    Exit code 0: nothing was found, or nothing is left. 1: something was. 2: misuse. 3: there is no
+    such queue.
     """
     _check(fix or [])
     here = Doctor(shell.connection, prefix=shell.prefix, hash_tag=shell.hash_tag)
 
     async def examine() -> Report:
         with shell.progress("looked at") as done:
-            return await here.examine(*queue or (), oldest_waiting=oldest_waiting, on_progress=done)
+            return await here.examine(*queues or (), oldest_waiting=oldest_waiting, on_progress=done)
 
     report = await examine()
+    for name in queues or ():
+        _must_be_there(shell, name, report)
     wanted = [one for one in report.findings if one.fixable and (fix_all or one.kind in (fix or []))]
     repaired: list[Finding] = []
     failed: list[str] = []
@@ -63,6 +69,13 @@ async def doctor(
     shell.answer(record, _lines(report, repaired, failed))
     if not report.healthy:
         raise typer.Exit(REFUSED)
+
+
+def _must_be_there(shell: Shell, name: str, report: Report) -> None:
+    """What was asked for by a wrong name is not well. A queue that is damaged may have nothing but findings."""
+    seen = {facts.queue for facts in report.queues} | {one.queue for one in report.findings}
+    if name not in seen and not report.not_looked_at:
+        raise shell.no_queue(name)
 
 
 def _check(kinds: list[str]) -> None:

@@ -24,13 +24,13 @@ _SILENCE: Final = 2.0
 @command()
 async def events(
     shell: Shell,
-    queues: Annotated[list[str], typer.Argument(metavar="QUEUE...", help="The queues' names.")],
+    queues: Annotated[list[str], typer.Argument(metavar="QUEUE", help="The queues' names.")],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what happens, until Ctrl-C.")] = False,
     since: Annotated[
         str | None,
         typer.Option(
             metavar="WHEN",
-            help="start, now, a time before now (10m), a moment, or an event's id, behind which to begin. Left out: start, or "
+            help="start, now, a time before now (10m), a moment, or an event's id, behind which to begin; left out, start, or "
             "with --follow now.",
             show_default=False,
         ),

@@ -58,9 +58,12 @@ async def list_(
 ) -> None:
     """List the jobs of a state, a page at a time.
 
-    The one that runs next, is due next or ended first comes first.
+    The one that runs next, is due next or ended first comes first. Exit code 3: the queue is not there.
     """
-    page = await shell.queue(queue).page(state, cursor=cursor, limit=limit, newest_first=newest_first)  # type: ignore[arg-type]
+    here = shell.queue(queue)
+    page = await here.page(state, cursor=cursor, limit=limit, newest_first=newest_first)  # type: ignore[arg-type]
+    if not page.jobs:
+        await shell.must_exist(here)
     rows = [_row(job) for job in page.jobs]
     shell.answer(
         {"queue": queue, "state": state, "jobs": [record(job) for job in page.jobs], "cursor": page.cursor},
@@ -87,7 +90,7 @@ def _row(job: Job[Any]) -> list[str]:
 async def add(
     shell: Shell,
     queue: QueueName,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The task's name.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The job's name: that of its task.")],
     data: Annotated[
         str, typer.Option(metavar="JSON", help="Its data: JSON, or @FILE, or - for the standard input.")
     ] = "{}",
@@ -114,6 +117,8 @@ async def add(
     ] = None,
 ) -> None:
     """Add a job."""
+    if delay is not None and at is not None:
+        raise InvalidOption("--delay and --at: give one of them")
     job = await shell.queue(queue).add(
         name,
         _data(data),

@@ -19,7 +19,7 @@ _PATIENCE: Final = 0.5
 def metrics(
     queues: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[QUEUE]...", help="Queues to show; left out, all of the prefix.", show_default=False),
+        typer.Argument(metavar="QUEUE", help="Queues to show; left out, all of the prefix.", show_default=False),
     ] = None,
     host: Annotated[str, typer.Option(metavar="HOST", help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, metavar="N", help="The port; 0 for any that is free.")] = 9464,

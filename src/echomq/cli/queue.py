@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from echomq import ConnectionLost, EchoMQError, Job, JobNotFound, JobState, Queue, ServerUnavailable
+from echomq import ConnectionLost, EchoMQError, Job, JobState, Queue, ServerUnavailable
 from echomq.cli import _text
 from echomq.cli._shell import QueueName, Shell, Yes, command, seconds_option
 
@@ -37,7 +37,7 @@ _COLUMNS: Final[dict[str, JobState]] = {
 @command(app, "list")
 async def list_(
     shell: Shell,
-    pattern: Annotated[str, typer.Argument(help="Only queues with such names: 'orders-*'.")] = "*",
+    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="Only queues with such names: 'orders-*'.")] = "*",
 ) -> None:
     """List the queues, with how many jobs are in each state."""
     names = await shell.names()
@@ -57,6 +57,9 @@ async def list_(
     found = await asyncio.gather(*(look(name) for name in names if fnmatch.fnmatchcase(name, pattern)))
     right = range(1, len(_COLUMNS) + 1)
     shell.answer({"queues": found}, _text.table(["QUEUE", *_COLUMNS, ""], [_row(one) for one in found], right=right))
+    if not found:
+        such = "no queue" if pattern == "*" else f"no queue {pattern!r}"
+        shell.note(f"there is {such} at {shell.connection.where} (prefix {shell.prefix!r}; --prefix names another)")
 
 
 def _row(listed: Mapping[str, Any]) -> list[str]:
@@ -76,11 +79,11 @@ async def show(shell: Shell, queue: QueueName) -> None:
     Exit code 3: it is not there.
     """
     here = shell.queue(queue)
+    await shell.must_exist(here)
     counts, paused, dead, workers = await asyncio.gather(
         here.counts(), here.is_paused(), here.dead_letter.counts("waiting"), here.workers()
     )
     concurrency, limiter, limited_for = await asyncio.gather(here.concurrency(), here.limiter(), here.rate_limit_ttl())
-    await _must_exist(shell, here, counts)
     first = await next_to_run(here)
     record = {
         "queue": queue,
@@ -107,24 +110,12 @@ async def show(shell: Shell, queue: QueueName) -> None:
         waits = "" if since is None else f", ready {_text.age(since)}"
         lines += [f"{'next to run':<17} {_text.one_line(first.id)} {_text.one_line(first.name)}{waits}"]
     lines += [f"{'limits':<17} {'; '.join(filter(None, limits)) or 'none'}"]
-    lines += [f"{'workers':<17} {len(workers) or 'none has been seen'}"]
+    lines += [f"{'workers':<17} {len(workers) or 'none is known'}"]
     shell.answer(record, lines)
 
 
 def _seconds(duration: float | timedelta) -> float:
     return duration.total_seconds() if isinstance(duration, timedelta) else duration
-
-
-async def _must_exist(shell: Shell, queue: Queue, counts: Mapping[JobState, int]) -> None:
-    """Distinguishes an empty queue from a slip of the finger."""
-    if any(counts.values()):
-        return
-    names = await shell.names()
-    if queue.name not in names:
-        raise JobNotFound(
-            f"there is no queue {queue.name!r} at {shell.connection.where} (prefix {shell.prefix!r}); echomq queue list "
-            "shows those that are there"
-        )
 
 
 async def next_to_run(queue: Queue) -> Job[Any] | None:
@@ -148,15 +139,28 @@ def ready_since(job: Job[Any]) -> datetime | None:
 @command(app)
 async def pause(shell: Shell, queue: QueueName) -> None:
     """Let workers fetch nothing more from a queue. Jobs that run go on."""
-    await shell.queue(queue).pause()
+    here = shell.queue(queue)
+    note = await _of_a_new_one(shell, here)
+    await here.pause()
     shell.answer({"queue": queue, "paused": True}, f"{queue}: paused")
+    shell.note(note)
 
 
 @command(app)
 async def resume(shell: Shell, queue: QueueName) -> None:
     """Let workers fetch again."""
-    await shell.queue(queue).resume()
+    here = shell.queue(queue)
+    note = await _of_a_new_one(shell, here)
+    await here.resume()
     shell.answer({"queue": queue, "paused": False}, f"{queue}: resumed")
+    shell.note(note)
+
+
+async def _of_a_new_one(shell: Shell, queue: Queue) -> str:
+    """A queue may be paused before its first job; it may also have another name."""
+    if shell.as_json or await shell.is_there(queue):
+        return ""
+    return f"{queue.name}: there was no such queue until now; is that its name? echomq queue list shows those that are there"
 
 
 @command(app)
@@ -168,9 +172,10 @@ async def drain(
 ) -> None:
     """Remove the jobs that wait to be run.
 
-    What runs goes on, what has ended stays, and so do the next runs of schedules.
+    What runs goes on, what has ended stays, and so do the next runs of schedules. Exit code 3: the queue is not there.
     """
     here = shell.queue(queue)
+    await shell.must_exist(here)
     states: list[JobState] = ["waiting", "prioritized", *(["delayed"] if delayed else [])]  # type: ignore[list-item]
     waiting = sum((await here.counts(*states)).values())
     await shell.agree(f"Remove {_text.jobs(waiting)} from {queue}, which wait?", yes)
@@ -195,9 +200,10 @@ async def clean(
     """Remove jobs of a state that are older than a time.
 
     The age of a job that has ended counts from its end; of one that waits, from its last run, or from when it was made. Of
-    active jobs only those are removed whose worker has gone.
+    active jobs only those are removed whose worker has gone. Exit code 3: the queue is not there.
     """
     here = shell.queue(queue)
+    await shell.must_exist(here)
     if not yes:
         there = (await here.counts(state))[state]  # type: ignore[arg-type,index]  # checked by counts
         old = f" that are older than {_text.duration(older_than)}" if older_than else ""
@@ -221,8 +227,8 @@ async def obliterate(
     Exit code 1: jobs of it run, and --force was not said. 3: it is not there.
     """
     here = shell.queue(queue)
+    await shell.must_exist(here)
     counts = await here.counts()
-    await _must_exist(shell, here, counts)
     await shell.agree(f"Remove {queue} and its {_text.jobs(sum(counts.values()))}?", yes, expect=queue)
     with shell.progress(f"{queue}: removed") as done:
         removed = await here.admin.obliterate(force=force, on_progress=done)
@@ -235,15 +241,25 @@ async def retry(
     queue: QueueName,
     state: Annotated[str, typer.Option(metavar="STATE", help="failed or completed.")] = "failed",
 ) -> None:
-    """Let all jobs run again that have failed until now."""
+    """Let all jobs run again that have failed until now.
+
+    Exit code 3: the queue is not there.
+    """
+    here = shell.queue(queue)
+    await shell.must_exist(here)
     with shell.progress(f"{queue}: put back") as done:
-        moved = await shell.queue(queue).admin.retry_all(state, on_progress=done)  # type: ignore[arg-type]
+        moved = await here.admin.retry_all(state, on_progress=done)  # type: ignore[arg-type]
     shell.answer({"queue": queue, "retried": moved}, f"{queue}: {_text.jobs(moved)} will run again")
 
 
 @command(app)
 async def promote(shell: Shell, queue: QueueName) -> None:
-    """Let all delayed jobs run now. The next runs of schedules keep their times."""
+    """Let all delayed jobs run now. The next runs of schedules keep their times.
+
+    Exit code 3: the queue is not there.
+    """
+    here = shell.queue(queue)
+    await shell.must_exist(here)
     with shell.progress(f"{queue}: promoted") as done:
-        moved = await shell.queue(queue).admin.promote_all(on_progress=done)
+        moved = await here.admin.promote_all(on_progress=done)
     shell.answer({"queue": queue, "promoted": moved}, f"{queue}: {_text.jobs(moved)} may run now")

@@ -17,7 +17,7 @@ app: typer.Typer = typer.Typer(
     help="Look at, start and stop the embedded server (embedded://NAME).",
 )
 
-Name = Annotated[str, typer.Argument(help="The server's name, as in embedded://NAME.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The server's name, as in embedded://NAME.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -94,9 +94,10 @@ def stop(
 
 
 def _tell(name: str, ending: embedded.Ending, users: list[int]) -> None:
-    by = f"in use by process {', '.join(map(str, users))}"
+    by = f"in use by {'process' if len(users) == 1 else 'processes'} {', '.join(map(str, users))}"
     if ending == "in use":
-        typer.echo(f"{name}: not stopped, {by if users else 'processes use it'}; end them, or use --force", err=True)
+        them = "it" if len(users) == 1 else "them"
+        typer.echo(f"{name}: not stopped, {by if users else 'processes use it'}; end {them}, or use --force", err=True)
     elif ending == "stopped" and users:
         typer.echo(f"{name}: stopped; it was {by}, and one that goes on working starts it again")
     else:

@@ -38,7 +38,7 @@ _WIDTH: Final = 160
 async def top(
     shell: Shell,
     queues: Annotated[
-        list[str] | None, typer.Argument(metavar="[QUEUE]...", help="Left out: all of the server.")
+        list[str] | None, typer.Argument(metavar="QUEUE", help="Only these queues; left out, all of the prefix.")
     ] = None,
     interval: Annotated[float, seconds_option("--interval", help="Time between two looks; left out, 2 s.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end. So does --json.")] = False,
@@ -97,7 +97,7 @@ def _queue_record(seen: Seen) -> dict[str, Any]:
         "paused": seen.paused,
         "in_per_second": seen.incoming,
         "out_per_second": seen.outgoing,
-        "oldest_waiting": oldest,
+        "oldest_waiting_age": oldest,
         "waited": _spread_record(seen.wait),
         "ran": _spread_record(seen.run),
         "sampled": seen.sampled,

@@ -47,12 +47,14 @@ def worker(
     target: Annotated[
         str,
         typer.Argument(
+            metavar="TARGET",
             help="Where the app is: package.module:name. An EchoMQ, or a Worker, which has its own queue, concurrency and "
-            "shutdown_timeout, and whatever else a Worker can be given."
+            "shutdown_timeout, and whatever else a Worker can be given.",
         ),
     ],
     queues: Annotated[
-        list[str] | None, typer.Argument(help="Queues to work; left out, those that its tasks name.")
+        list[str] | None,
+        typer.Argument(metavar="QUEUE", help="Queues to work; left out, those that its tasks name."),
     ] = None,
     concurrency: Annotated[
         int | None,
@@ -171,7 +173,7 @@ def worker(
 
 
 def _refuse(message: str) -> NoReturn:
-    typer.echo(message, err=True)
+    typer.echo(f"echomq worker: {message}", err=True)
     raise typer.Exit(2)
 
 
@@ -236,7 +238,7 @@ def _imported(target: str, name: str) -> ModuleType:
     failure.__traceback__ = _from_the_module_on(failure.__traceback__)
     if isinstance(failure, EchoMQError):  # it says what is wrong and what to do; all that is missing is where
         _refuse(f"{target!r}: {failure}{_place(failure.__traceback__)}")
-    typer.echo(f"{target!r}: the module {name} cannot be imported:", err=True)
+    typer.echo(f"echomq worker: {target!r}: the module {name} cannot be imported:", err=True)
     traceback.print_exception(failure)
     raise typer.Exit(1)
 

@@ -19,7 +19,7 @@ _AT_ONCE: Final = 10
 async def workers(
     shell: Shell,
     queues: Annotated[
-        list[str] | None, typer.Argument(metavar="[QUEUE]...", help="Left out: all of the server.")
+        list[str] | None, typer.Argument(metavar="QUEUE", help="Only these queues; left out, all of the prefix.")
     ] = None,
 ) -> None:
     """List the workers, and what they run.

@@ -204,7 +204,7 @@ def _totals(watch: Watch) -> Text:
     all_of = list(watch.seen.values())
     paused = sum(one.paused for one in all_of)
     parts = [
-        f"{len(all_of):,} queues" + (f" ({paused:,} paused)" if paused else ""),
+        ("1 queue" if len(all_of) == 1 else f"{len(all_of):,} queues") + (f" ({paused:,} paused)" if paused else ""),
         f"{number(sum(one.waiting() for one in all_of))} wait",
         f"{number(sum(one.counts.get('active', 0) for one in all_of))} run",
         f"{number(sum(one.counts.get('failed', 0) for one in all_of))} failed",
