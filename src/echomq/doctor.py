@@ -63,6 +63,11 @@ class Doctor:
         Raises:
             InvalidOption: a name breaks a rule.
             ServerUnavailable: the server is away.
+
+        Example:
+            >>> report = await doctor.examine("orders", oldest_waiting=600)
+            >>> [finding.kind for finding in report.findings]
+            ['ghost-id']
         """
         most = None if oldest_waiting is None else to_seconds(oldest_waiting, "oldest_waiting")
         return await store.Round(self._connection, self._prefix, self._hash_tag, most, on_progress).examine(queues)
@@ -78,6 +83,10 @@ class Doctor:
             JobLocked: a worker runs the job: wait for its end.
             BrokenKey: a key beside it cannot be read; nothing was changed.
             ServerUnavailable: it was not carried out, or only a part of its steps.
+
+        Example:
+            >>> [await doctor.fix(finding) for finding in report.findings if finding.fixable]
+            [1]
         """
         if not isinstance(finding, Finding):
             raise InvalidOption(f"finding={shown(finding)}: must be a Finding of a report")

@@ -329,6 +329,9 @@ class Job(Generic[R]):
             EncodingError: it has no JSON form.
             LockLost: in a handler: its run is over, or another worker has the job. JobNotFound: the job is gone.
             ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+
+        Example:
+            >>> await job.update_data({**job.data, "page": 7})  # where the next attempt goes on
         """
         return self._told(self._update_data(data))
 
@@ -400,6 +403,9 @@ class Job(Generic[R]):
         Raises:
             InvalidOption: it is no whole number from 0 on. JobNotFound: the job is gone.
             ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+
+        Example:
+            >>> await job.clear_logs(keep=100)
         """
         check_whole(keep, "keep", least=0)
         await control.clear_logs(self._home.line, self.id, keep)

@@ -293,6 +293,10 @@ class Queue:
 
         Raises:
             ServerUnavailable: the server could not be asked.
+
+        Example:
+            >>> await queue.outbox_size()
+            0
         """
         return await read.outbox_size(self._home.line)
 
@@ -362,6 +366,10 @@ class Queue:
 
         Raises:
             ServerUnavailable: the server could not be asked.
+
+        Example:
+            >>> await queue.count()
+            12
         """
         return sum((await read.counts(self._home.line, _NOT_RUN)).values())
 

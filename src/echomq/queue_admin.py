@@ -56,6 +56,10 @@ class QueueAdmin:
         Raises:
             InvalidOption: there is no such state, or its jobs have not ended.
             ServerUnavailable: no further part was carried out. ConnectionLost: of one part that is not known.
+
+        Example:
+            >>> await queue.admin.retry_all()
+            17
         """
         if state not in _ENDED:
             raise InvalidOption(f"state {shown(state)}: must be one of {', '.join(_ENDED)}")
@@ -73,6 +77,10 @@ class QueueAdmin:
 
         Raises:
             ServerUnavailable: no further part was carried out. ConnectionLost: of one part that is not known.
+
+        Example:
+            >>> await queue.admin.promote_all()
+            3
         """
         return await control.move_all(self._home.line, "delayed", check_on_progress(on_progress))
 
@@ -89,6 +97,10 @@ class QueueAdmin:
 
         Raises:
             ServerUnavailable: no further part was carried out. ConnectionLost: of one part that is not known.
+
+        Example:
+            >>> await queue.admin.drain(delayed=True)
+            240
         """
         check_truth(delayed, "delayed")
         return await control.drain(self._home.line, delayed=delayed, on_progress=check_on_progress(on_progress))
@@ -200,6 +212,10 @@ class QueueAdmin:
 
         Raises:
             ServerUnavailable: no further part was carried out. ConnectionLost: of one part that is not known.
+
+        Example:
+            >>> await queue.admin.remove_orphans()
+            0
         """
         check_truth(jobs, "jobs")
         return await admin.remove_orphans(self._home.line, jobs=jobs, on_progress=check_on_progress(on_progress))
@@ -213,6 +229,10 @@ class QueueAdmin:
         Raises:
             InvalidOption: it is no whole number of at least 0.
             ServerUnavailable: no further part was carried out. ConnectionLost: of one part that is not known.
+
+        Example:
+            >>> await queue.admin.trim_events(1000)
+            8900
         """
         check_whole(max_len, "max_len", least=0)
         return await admin.trim_events(self._home.line, max_len, check_on_progress(on_progress))
@@ -230,6 +250,9 @@ class QueueAdmin:
         Raises:
             InvalidOption: neither is given, or one is no whole number of at least 0.
             ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+
+        Example:
+            >>> await queue.admin.limit_events(count=50_000, bytes=16 * 2**20)
         """
         if count is None and bytes is None:
             raise InvalidOption("limit_events() without a limit: give count, or bytes, or both")
