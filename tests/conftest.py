@@ -12,6 +12,7 @@ from pytest_asyncio import is_async_test
 
 from tests.support.leaks import assert_no_clients, assert_no_tasks
 from tests.support.processes import assert_no_processes, assert_no_server_children
+from tests.support.proxy import Proxy
 from tests.support.server import Kind, Server
 
 
@@ -86,6 +87,13 @@ def server(request: pytest.FixtureRequest) -> Server:
 def url(server: Server) -> str:
     """The URL of the session's server, which is empty."""
     return server.url
+
+
+@pytest.fixture
+async def proxy(server: Server) -> AsyncIterator[Proxy]:
+    """A proxy before the session's server."""
+    async with Proxy(server) as proxy:
+        yield proxy
 
 
 @pytest.fixture

@@ -25,12 +25,6 @@ async def queue(url: str) -> AsyncIterator[Queue]:
         yield queue
 
 
-@pytest.fixture
-async def proxy(server: Server) -> AsyncIterator[Proxy]:
-    async with Proxy(server) as proxy:
-        yield proxy
-
-
 def pending(server: Server, group: str = "g") -> int:
     with server.client() as client:
         return int(client.xpending(EVENTS, group)["pending"])

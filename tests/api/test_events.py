@@ -36,12 +36,6 @@ async def queue(url: str) -> AsyncIterator[Queue]:
         yield queue
 
 
-@pytest.fixture
-async def proxy(server: Server) -> AsyncIterator[Proxy]:
-    async with Proxy(server) as proxy:
-        yield proxy
-
-
 async def process(job: Job[Any]) -> Any:
     if job.name == "fail":
         raise ValueError("no seat left")

@@ -46,12 +46,6 @@ async def queue(url: str) -> AsyncIterator[Queue]:
         yield queue
 
 
-@pytest.fixture
-async def proxy(server: Server) -> AsyncIterator[Proxy]:
-    async with Proxy(server) as proxy:
-        yield proxy
-
-
 def worker(url: str, queue: str = "enrollments", **options: Any) -> Worker:
     return Worker(queue, process, connection=url, **options)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator
 from importlib.resources import files
 from typing import Any
 
@@ -85,12 +84,6 @@ def test_every_script_is_here() -> None:
     folder = files("echomq._lua") / "scripts"
     names = {entry.name.removesuffix(".lua") for word in folder.iterdir() for entry in word.iterdir()}
     assert names == {*CALLED, *ELSEWHERE, *NOT_CALLED}
-
-
-@pytest.fixture
-async def proxy(server: Server) -> AsyncIterator[Proxy]:
-    async with Proxy(server) as running:
-        yield running
 
 
 def put_iteration(server: Server) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,6 @@ from tests.support.server import Server
 from tests.support.wait import wait_until
 
 WORK = JobSpec("work", {"seconds": 0})
-
-
-@pytest.fixture
-async def proxy(server: Server) -> AsyncIterator[Proxy]:
-    async with Proxy(server) as running:
-        yield running
 
 
 def starts(report: Path) -> list[str]:

@@ -45,12 +45,6 @@ STEPS: dict[str, tuple[Loss, bytes] | None] = {
 
 
 @pytest.fixture
-async def proxy(server: Server) -> AsyncIterator[Proxy]:
-    async with Proxy(server) as running:
-        yield running
-
-
-@pytest.fixture
 async def queue(server: Server, proxy: Proxy) -> AsyncIterator[Queue]:
     with server.client() as client:  # a call of a script that the server does not know yet would not do anything
         for name in ("moveToActive-11", "moveToFinished-14"):

@@ -22,12 +22,6 @@ from tests.support.wait import wait_until
 
 
 @pytest.fixture
-async def proxy(server: Server) -> AsyncIterator[Proxy]:
-    async with Proxy(server) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 async def hub(proxy: Proxy) -> AsyncIterator[Hub]:
     hub = Connection(proxy.url, connect_timeout=5).acquire()
     yield hub

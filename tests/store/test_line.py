@@ -42,12 +42,6 @@ async def line_to(url: str, *, wait: float = 3.0, call_timeout: float = 0.3) -> 
         await line.close()
 
 
-@pytest.fixture
-async def proxy(server: Server) -> AsyncIterator[Proxy]:
-    async with Proxy(server) as proxy:
-        yield proxy
-
-
 def names(server: Server) -> list[str]:
     """The names of all waiting jobs, the first to be run first."""
     ids = server.cli("LRANGE", KEYS.key("wait"), 0, -1)

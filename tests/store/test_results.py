@@ -23,12 +23,6 @@ EVENTS = KEYS.key("events")
 
 
 @pytest.fixture
-async def proxy(server: Server) -> AsyncIterator[Proxy]:
-    async with Proxy(server) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 async def line(proxy: Proxy) -> AsyncIterator[Line]:
     line = Line(Connection(proxy.url, call_timeout=0.5).acquire(), KEYS)
     yield line
