@@ -221,6 +221,33 @@ async def test_what_was_cut_off_before_the_group_came_to_it(server: Server) -> N
 
 
 @both_servers
+@pytest.mark.parametrize("cut", ["reply", "request"])
+@pytest.mark.parametrize("harm", ["DEL", "XTRIM", "XGROUP DESTROY"])
+async def test_a_gap_is_told_whatever_is_lost(server: Server, cut: Any, harm: str) -> None:
+    commands = {
+        "DEL": ("DEL", EVENTS), "XTRIM": ("XTRIM", EVENTS, "MAXLEN", "3"), "XGROUP DESTROY": ("XGROUP", "DESTROY", EVENTS, "g"),
+    }  # fmt: skip
+    async with Proxy(server) as proxy, member(proxy.url) as events:
+        write(server, 0)
+        await take(events, 1)
+        await asyncio.sleep(0.005)
+        write(server, *range(1, 9))
+        server.cli(*commands[harm])
+        write(server, 9)
+        proxy.lose(cut, needle("takeEvents-1"))
+        found = await take(events, 2)
+        assert isinstance(found[0], Gap)
+        if harm == "DEL":
+            assert numbers(found) == [9]
+        proxy.lose(cut, needle("takeEvents-1"))
+        write(server, 10)
+        while 10 not in numbers(found):
+            found += await take(events, 1)
+        assert sum(isinstance(event, Gap) for event in found) == 1
+        await nothing_more(events)
+
+
+@both_servers
 async def test_what_was_cut_off_while_a_dead_member_had_it(server: Server) -> None:
     async with Proxy(server) as proxy:
         write(server, *range(10))

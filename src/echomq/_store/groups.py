@@ -49,6 +49,7 @@ class Share:
         done: ids of finished ones that the server is to be told of.
         own: behind which id its list on the server is to be read again; None if there is nothing there that it does not know.
         known: the last id that it was given.
+        heard: behind which id a gap was that it was told of, until the group has gone on from there; empty if there is none.
         stirred: whether there may be something to take.
         claim: whether what others let lie is to be looked for.
     """
@@ -64,6 +65,7 @@ class Share:
         self.done: dict[bytes, None] = {}
         self.own: bytes | None = START
         self.known = b""
+        self.heard = b""
         self.handed: bytes | None = None
         self.stirred = True
         self.claim = True
@@ -232,7 +234,17 @@ class Membership:
         share.turn, share.stirred = self._turns, False
         own, claims = share.own, share.claim and share.own is None
         idle = str(to_ms(self._claim_after)) if claims else ""
-        args = (self._group, self._name, share.start, share.known, own or b"", str(count), idle, share.cursor)
+        args = (
+            self._group,
+            self._name,
+            share.start,
+            share.known,
+            share.heard,
+            own or b"",
+            str(count),
+            idle,
+            share.cursor,
+        )
         asked = lasting()
         try:
             reply: Any = await run_script(link, "takeEvents-1", share.keys, args)
@@ -244,7 +256,21 @@ class Membership:
         after, until, cursor, *flat = reply
         if after:
             self._kept.append((share, gap(share.keys.queue, after, until or None)))
+            share.heard, share.stirred = after, True
+        elif own is None:
+            share.heard = b""
         entries = list(zip(flat[::2], flat[1::2], strict=True))
+        self._keep(share, entries, asked)
+        if own is not None and not after:
+            share.own = entries[-1][0] if len(entries) >= count else None
+            share.stirred = True
+        elif len(entries) >= count:
+            share.stirred = True
+        if claims:
+            share.cursor, share.claim = cursor, cursor != START
+            share.stirred = share.stirred or share.claim
+
+    def _keep(self, share: Share, entries: Sequence[tuple[bytes, Any]], asked: float) -> None:
         gone = [entry_id for entry_id, fields in entries if fields is None and entry_id not in share.done]
         if gone:  # given to a member, and cut off before it could handle them
             self._kept.append((share, gap(share.keys.queue, gone[0], None)))
@@ -257,14 +283,6 @@ class Membership:
             self._kept.append((share, [entry_id, fields]))
             if not share.known or number(entry_id) > number(share.known):
                 share.known = entry_id
-        if own is not None:
-            share.own = entries[-1][0] if len(entries) >= count else None
-            share.stirred = True
-        elif len(entries) >= count:
-            share.stirred = True
-        if claims:
-            share.cursor, share.claim = cursor, cursor != START
-            share.stirred = share.stirred or share.claim
 
     async def _hand_out(self) -> Event | None:
         while self._kept:

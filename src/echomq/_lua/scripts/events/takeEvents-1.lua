@@ -4,6 +4,7 @@
 --- @arg member
 --- @arg start
 --- @arg known
+--- @arg heard
 --- @arg own
 --- @arg count
 --- @arg idle_ms
@@ -16,6 +17,8 @@
 -- behind it that the member was given and has not acknowledged. `idle_ms` is "" or how long others may let theirs lie.
 --
 -- Safe to send again without a lane: what a lost reply brought stands in the group as the member's own, and it asks for that.
+-- A gap stands nowhere: so a call that finds one leaves the group where it is, and only tells. The next call says what the
+-- member has `heard`, the place behind which the gap was, or "", and goes on from there.
 check.stream(events)
 
 local function named(flat)
@@ -51,14 +54,14 @@ local function find_group()
   return nil
 end
 
-local after, till = "", ""
-
 local found = find_group()
 if not found then
   local info = stream_info()
   local begin = start
   if known ~= "" then
-    after = known
+    if heard ~= known then
+      return { known, "", cursor }
+    end
     begin = info["last-generated-id"] and not before(info["last-generated-id"], known) and known or "0-0"
   end
   redis.call("XGROUP", "CREATE", events, group, begin, "MKSTREAM")
@@ -71,7 +74,7 @@ if not found then
   found = find_group()
 end
 
-local reply = { after, till, "0-0" }
+local reply = { "", "", "0-0" }
 local wanted = tonumber(count)
 
 local function add(entries)
@@ -118,15 +121,12 @@ if wanted > 0 then
   else
     cut = first and delivered ~= "0-0" and before(delivered, first[1])
   end
-  if cut then
-    if after == "" then
-      after = delivered
-    end
-    till = first and first[1] or ""
-    reply[1], reply[2] = after, till
-    if gone then
-      redis.pcall("XGROUP", "SETID", events, group, delivered, "ENTRIESREAD", tostring(gone))
-    end
+  if cut and heard ~= delivered then
+    reply[1], reply[2] = delivered, first and first[1] or ""
+    return reply
+  end
+  if cut and gone then
+    redis.pcall("XGROUP", "SETID", events, group, delivered, "ENTRIESREAD", tostring(gone))
   end
   read(">")
 end
