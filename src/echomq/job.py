@@ -91,7 +91,7 @@ class Job(Generic[R]):
         self._became: int = ADDED
 
     def __repr__(self) -> str:
-        return f"<Job {self.id} {self.name} of {self.queue_name}>"
+        return f"<Job {self.id!r} {self.name!r} of {self.queue_name!r}>"
 
     @property
     def id(self) -> str:

@@ -497,3 +497,14 @@ async def test_a_wrong_password_is_said_at_once(make_server: Callable[..., Serve
     async with Queue("enrollments", connection=server.tcp_url_for(password="wrong")) as queue:
         with pytest.raises(ServerError, match="WRONGPASS"):
             await queue.add("enroll")
+
+
+async def test_what_a_job_is_called_can_be_printed_whatever_its_name(server: Server, url: str) -> None:
+    async with Queue("q", connection=url) as queue:
+        job = await queue.add("pack\x1b[31m")
+        assert repr(job) == "<Job '1' 'pack\\x1b[31m' of 'q'>"
+        with server.client() as client:
+            client.rename("emq:{q}:1", b"emq:{q}:\xff")
+            client.lpush("emq:{q}:wait", b"\xff")
+        page = await queue.page("waiting")
+        assert r"<Job '\udcff' 'pack\x1b[31m' of 'q'>" in repr(page)

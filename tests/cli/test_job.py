@@ -44,6 +44,7 @@ async def test_add(url: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["--data", "[" * 100_000], " is no JSON: "),
         (["--data", '{"order": 1'], "--data: '{\"order\": 1' is no JSON: "),
         (["--data", "@nothing.json"], "--data @nothing.json: cannot be read"),
         (["--delay", "soon"], "'soon': must be seconds, or a number with ms, s, m, h, d or w"),
@@ -145,12 +146,14 @@ async def test_retry_promote_and_remove(url: str) -> None:
 async def test_logs_and_explain(url: str) -> None:
     async with Queue("orders", connection=url) as queue:
         job = await queue.add("pack")
-        for line in ("one", "two\x1b[31m", "three"):
+        for line in ("one", "two\x1b[31m", "three\x9b31m\u202e"):
             await job.log(line)
-        shown = (await echomq("job", "logs", "orders", job.id, "--json", url=url)).json
-        assert shown == {"queue": "orders", "id": "1", "lines": ["one", "two\x1b[31m", "three"], "count": 3}
+        shown = await echomq("job", "logs", "orders", job.id, "--json", url=url)
+        lines = ["one", "two\x1b[31m", "three\x9b31m\u202e"]
+        assert shown.json == {"queue": "orders", "id": "1", "lines": lines, "count": 3}
+        assert shown.out.isascii(), "JSON on a terminal must do no harm either"
         last = await echomq("job", "logs", "orders", job.id, "--last", "2", url=url)
-        assert last.out == "two\\x1b[31m\nthree\n"
+        assert last.out == "two\\x1b[31m\nthree\\x9b31m\\u202e\n"
         await queue.pause()
         why = (await echomq("job", "explain", "orders", job.id, "--json", url=url)).json
         assert (why["queue"], why["id"], why["state"]) == ("orders", "1", "waiting")

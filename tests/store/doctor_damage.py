@@ -173,6 +173,12 @@ def ghost_that_ended(queue: Queue) -> None:
     queue.command("ZADD", "~completed", 1, "nobody")
 
 
+@case("ghost-id", "nobody", "active", "nobody:lock")
+def ghost_that_runs(queue: Queue) -> None:
+    queue.command("LPUSH", "~active", "nobody")
+    queue.command("SET", "~nobody:lock", "token")
+
+
 @case("unreadable-options", "w1", "w1")
 def options_that_are_no_json(queue: Queue) -> None:
     queue.command("HSET", "~w1", "opts", "{rubbish")

@@ -269,6 +269,28 @@ async def test_with_a_full_memory_a_repair_is_whole_or_none(
     assert kinds(await doctor.examine("q")) == []
 
 
+async def test_a_counter_that_counts_no_more_is_told(client: redis.Redis, doctor: Doctor) -> None:
+    queue = Queue(client, prefix="emq")
+    queue.add(job_id="w0")
+    for name, text in (("id", "7.5"), ("pc", "many")):
+        queue.command("SET", f"~{name}", text)
+    assert kinds(await doctor.examine()) == [
+        ("key-of-wrong-type", queue.base + "id"),
+        ("key-of-wrong-type", queue.base + "pc"),
+    ]
+
+
+@pytest.mark.parametrize("score", ["-inf", "inf", "1e300", "-1e300"])
+async def test_a_time_that_is_none_keeps_nothing_from_being_looked_at(score: str, queue: Queue, doctor: Doctor) -> None:
+    queue.command("ZADD", "~delayed", score, "w2")
+    queue.command("LREM", "~wait", "0", "w2")
+    found = of_queues(await doctor.examine())
+    assert {one.kind for one in found} <= {"overdue-jobs"}
+    for one in found:
+        await doctor.fix(one)
+    assert kinds(await doctor.examine()) == []
+
+
 async def test_jobs_that_wait_too_long_are_told_where_a_bound_is_given(queue: Queue, doctor: Doctor) -> None:
     queue.command("HSET", "~w0", "timestamp", int(queue.command("TIME")[0]) * 1000 - 3_600_000)
     assert kinds(await doctor.examine("q")) == []

@@ -30,11 +30,12 @@ def one_line(text: str, most: int = 80) -> str:
 
 
 def to_json(value: object) -> str:
-    """Compact JSON. Whole numbers keep every digit; what has no UTF-8 form is escaped."""
+    """Compact JSON. Whole numbers keep every digit; what has no UTF-8 form, or acts on a terminal, is escaped."""
     try:
-        return msgspec.json.encode(value).decode()
+        text = msgspec.json.encode(value).decode()
     except UnicodeEncodeError:
-        return json.dumps(msgspec.to_builtins(value), separators=(",", ":"))
+        text = json.dumps(msgspec.to_builtins(value), separators=(",", ":"))
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def jobs(number: int) -> str:

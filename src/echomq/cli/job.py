@@ -151,7 +151,7 @@ def _data(given: str) -> Any:
         raise InvalidOption(f"--data {given}: cannot be read: {error}; @FILE names a file of JSON in UTF-8") from None
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidOption(
             f"{where}: {_text.one_line(text, 60)!r} is no JSON: {error}; in a shell quote it, such as --data "
             "'{\"learner\": 7}'"

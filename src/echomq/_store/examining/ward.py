@@ -8,6 +8,7 @@ that confirms is a finding; and a fix is the same script, told to act.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,9 @@ _TYPES: Final = {
     "events": b"stream", "stalled": b"set", "id": b"string", "pc": b"string", "stalled-check": b"string", "limiter": b"string",
     "metrics:completed": b"hash", "metrics:failed": b"hash", "metrics:completed:data": b"list", "metrics:failed:data": b"list",
 }  # fmt: skip
+_COUNTERS: Final = ("id", "pc")
+_COUNT: Final = re.compile(rb"0|-?[1-9]\d{0,17}")
+"""What the server can count on from, and scripts with it."""
 
 T = TypeVar("T")
 
@@ -206,6 +210,11 @@ class Ward:
                 key = self.keys.key(name)
                 text = f"{key} is a {kind.decode()}, and must be a {_TYPES[name].decode()}"
                 self.tell("key-of-wrong-type", key, text)
+            elif name in _COUNTERS and kind == b"string":
+                value = await self.line.ask("GET", self.keys.key(name))
+                if isinstance(value, bytes) and not _COUNT.fullmatch(value):
+                    key, found = self.keys.key(name), decode_id(value[:40])
+                    self.tell("key-of-wrong-type", key, f"{key} is {found!r}, and must be a whole number")
 
     async def set_pages(self, place: str) -> AsyncIterator[list[bytes]]:
         """The ids of a set, a page at a time."""

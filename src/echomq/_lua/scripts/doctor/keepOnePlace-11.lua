@@ -134,13 +134,16 @@ local function to_keep()
   return at.active and "active" or waits
 end
 
-local running = at.active and redis.call("EXISTS", key .. ":lock") == 1
+local running = kind == "hash" and at.active and redis.call("EXISTS", key .. ":lock") == 1
 if running and (at.completed or at.failed) then
   reply[2] = -1
   return reply
 end
 local kept = running and "active" or to_keep()
 local taken = 0
+if kind == "none" and at.active then
+  redis.call("UNLINK", key .. ":lock")   -- of a job that is no more; a worker that renews it is told so
+end
 for _, set in ipairs(sets) do
   if at[set[1]] and set[1] ~= kept then
     taken = taken + redis.call("ZREM", set[2], job_id)

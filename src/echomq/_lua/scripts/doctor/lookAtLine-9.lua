@@ -8,7 +8,7 @@
 --- @key limiter
 --- @key limits
 --- @key meta
---- @use clock check queue_meta
+--- @use clock check place queue_meta
 --- @returns now; whether the queue is paused; how many stand in wait, paused, prioritized, active; whether no worker may fetch; whether a rate window is there; whether the base marker is; who would run next; when the first delayed job is due, "" if there is none
 
 local settings = queue_meta.read(meta)
@@ -23,5 +23,5 @@ local marked = check.read("sorted set", "ZSCORE", marker, "0")
 return {
   now_text, settings.paused and 1 or 0, waiting, set_aside, prior, running, queue_meta.closed(settings, active) and 1 or 0,
   redis.call("EXISTS", limiter, limits), marked and 1 or 0, next_id or "",
-  first[2] and string.format("%.0f", math.floor(tonumber(first[2]) / 4096)) or "",
+  first[2] and place.whole(place.due_of(first[2])) or "",
 }
