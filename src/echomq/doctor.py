@@ -53,7 +53,7 @@ class Doctor:
     ) -> Report:
         """Looks at the server and at these queues, each with its dead letters; without names, at all that there are.
 
-        It takes some 20 seconds for a million jobs, and some 100 bytes of memory for each job that waits.
+        It takes 10 to 20 seconds for a million jobs, and some 100 bytes of memory for each job that waits.
 
         Args:
             queues: their names.
