@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from operator import methodcaller
 from types import TracebackType
 from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
@@ -136,6 +137,11 @@ class Guard:
             return None
 
 
+# By name, so that what is no span at all fails within the guard, too.
+_END: Final[Callable[[Span], None]] = methodcaller("end")
+_CARRIED: Final[Callable[[Span], str | None]] = methodcaller("carried")
+
+
 class Spans:
     """The spans that a guard's telemetries have of one operation, as a ``with`` block."""
 
@@ -156,12 +162,12 @@ class Spans:
         if isinstance(error, Exception):  # to be cancelled is no failure
             self.error("", error)
         for span in reversed(self._spans):
-            self._guard.call(span.end)
+            self._guard.call(_END, span)
 
     def carried(self) -> str | None:
         """The first that has something to carry."""
         for span in self._spans:
-            found = self._guard.call(span.carried)
+            found = self._guard.call(_CARRIED, span)
             if isinstance(found, str) and found:
                 return found
         return None
@@ -169,12 +175,16 @@ class Spans:
     def set(self, attributes: Attributes) -> None:
         """Tells all."""
         for span in self._spans:
-            self._guard.call(span.set, attributes)
+            self._guard.call(self._say, span, attributes)
 
     def error(self, reason: str, error: BaseException | None) -> None:
         """Tells all; without a reason, the error says it."""
         for span in self._spans:
             self._guard.call(self._tell, span, reason, error)
+
+    @staticmethod
+    def _say(span: Span, attributes: Attributes) -> None:
+        span.set(attributes)
 
     @staticmethod
     def _tell(span: Span, reason: str, error: BaseException | None) -> None:

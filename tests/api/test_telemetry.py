@@ -386,6 +386,9 @@ class Broken:
 
     def start(self, operation: str, queue: str, kind: SpanKind, attributes: Attributes, carried: str | None) -> Span:
         self.fail("start")
+        if self.where == "no span":
+            self.raised += 1
+            return object()  # type: ignore[return-value]
         return BrokenSpan(self)
 
     def run_ended(self, queue: str, job_name: str, end: RunEnd, seconds: float) -> None:
@@ -414,7 +417,7 @@ class BrokenSpan:
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit])
-@pytest.mark.parametrize("where", ["start", "run_ended", "counted", "carried", "set", "error", "end"])
+@pytest.mark.parametrize("where", ["start", "no span", "run_ended", "counted", "carried", "set", "error", "end"])
 async def test_a_broken_telemetry_does_no_harm(
     url: str, backend: Backend, caplog: pytest.LogCaptureFixture, where: str, error: type[BaseException]
 ) -> None:
