@@ -198,8 +198,6 @@ async def test_we_see_the_workers_of_bullmq_for_python(
     await pair.theirs.add("slow", {"seconds": 0.3})
     await python.tells("return")
     await _ours_see(pair, "", "desk")
-    await python("reset")
-    await _ours_see(pair)
 
 
 async def test_plain_function_runs_in_a_thread(bull: Pair) -> None:

@@ -139,13 +139,13 @@ async def test_workers_of_all_runtimes_are_counted(bull: Pair, server: Server) -
     await bull.theirs.work()
     await bull.theirs.work(name="named")
     registry = CollectorRegistry()
-    with PythonPeer(server.tcp_url) as python, QueueCollector(bull.ours, "another", **elsewhere(bull)) as collector:
+    with QueueCollector(bull.ours, "another", **elsewhere(bull)) as collector:
         registry.register(collector)
-        await python.queue(bull.theirs.name).work()
         async with bull.worker():
-            await wait_until(lambda: counted(bull, registry, 4), 30, "four workers")
-            await python("reset")
-            await wait_until(lambda: counted(bull, registry, 3), 30, "three workers")
+            with PythonPeer(server.tcp_url) as python:
+                await python.queue(bull.theirs.name).work()
+                await wait_until(lambda: counted(bull, registry, 4), 30, "four workers")
+            await wait_until(lambda: counted(bull, registry, 3), 30, "three workers, when its process has ended")
 
 
 def elsewhere(pair: Pair) -> dict[str, Any]:
