@@ -46,7 +46,7 @@ def test_libraries_come_once_each_after_what_they_use() -> None:
         ground="return { word = 'g' }",
     )
     order = [line for line in found.source.splitlines() if line.endswith("= (function()")]
-    assert order == ["local ground = (function()", "local side = (function()", "local top = (function()"]
+    assert order == ["ground = (function()", "side = (function()", "top = (function()"]
     lua = lua51.LuaRuntime(unpack_returned_tuples=True)
     lua.execute("KEYS, ARGV = {}, {}")
     assert lua.execute(found.source) == "ggsgs"
@@ -84,6 +84,29 @@ def test_a_library_that_only_rare_ones_use_is_rare() -> None:
     lua = lua51.LuaRuntime(unpack_returned_tuples=True)
     lua.execute("KEYS, ARGV = {}, {}")
     assert lua.execute(found.source) == "w"
+
+
+def test_rare_libraries_are_built_when_they_are_called() -> None:
+    """They find one another, and common ones find them, whatever stands first."""
+    found = made(
+        "go-0",
+        "--- @use common far\nlocal said = tostring(built) .. common.run()\nreturn said .. far.word() .. built",
+        common="--- @use far\nlocal M = {}\n\nfunction M.run()\n  return far.word()\nend\n\nreturn M",
+        far=(
+            "--- @rare\n--- @use near\nbuilt = (built or 0) + 1\nlocal M = {}\n\nfunction M.word()\n  return near.word()\nend\n\n"
+            "return M"
+        ),
+        near="--- @rare\nlocal M = {}\n\nfunction M.word()\n  return 'w'\nend\n\nreturn M",
+    )
+    lua = lua51.LuaRuntime(unpack_returned_tuples=True)
+    lua.execute("KEYS, ARGV = {}, {}")
+    assert lua.execute(found.source) == "nilww1"
+
+
+def test_a_name_that_hides_a_rare_library_is_refused() -> None:
+    far = "--- @rare\nlocal M = {}\n\nfunction M.word()\n  return 'w'\nend\n\nreturn M"
+    with pytest.raises(LuaHeaderError, match="hides the library"):
+        made("go-0", "--- @use far\nlocal far = far.word()\nreturn far", far=far)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +154,7 @@ def test_every_line_of_every_script_leads_home() -> None:
         for number, text in enumerate(lines, start=1):
             path, home = found.locate(f"user_script:{number}: x").rsplit(":", 1)
             if home != "0":  # 0: generated
-                assert (folder / path).read_text("utf-8").splitlines()[int(home) - 1] == text
+                assert (folder / path).read_text("utf-8").splitlines()[int(home) - 1] == text.replace("rare.", "")
 
 
 def test_a_script_is_found_by_name() -> None:

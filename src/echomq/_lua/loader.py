@@ -43,15 +43,20 @@ _WORD = re.compile(r"[A-Za-z_]\w*(?:\.\w+)?")
 _FIELDS = re.compile(r"^function (M\.\w+)\(|^(M\.\w+(?:, M\.\w+)*) = ", re.MULTILINE)
 _NEW_TABLE = "local M = {}"
 
-# A library costs its closures at each run of the script; a rare one costs them when a function of it is first called.
-_RARE = """\
-local RARE = { __index = function(library, name)
-  local build = rawget(library, "build")
-  setmetatable(library, nil)
-  library.build = nil
-  for key, made in pairs(build()) do library[key] = made end
-  return library[name]
-end }
+# A library costs its closures at each run of the script; a rare one costs them when a function of it is first called. All rare
+# ones together cost a closure and two tables: what code calls `library.name` becomes `rare.library.name`.
+_RARE_BEGIN = """\
+local rare
+rare = setmetatable({}, { __index = function(libraries, called_first)
+local builders = {}
+"""
+_RARE_END = """\
+setmetatable(libraries, { __index = function(_, library)
+  libraries[library] = builders[library]()
+  return libraries[library]
+end })
+return libraries[called_first]
+end })
 """
 _LANE_PRELUDE = """\
 local kept = calls_kept.find(calls, lane, number)
@@ -268,6 +273,17 @@ def _with_room(body: list[tuple[int, str]]) -> list[tuple[int, str]]:
     return [(0, room) if line == _NEW_TABLE and names else (number, line) for number, line in body]
 
 
+def _calling(rare: set[str], body: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Code that finds the rare libraries where they are."""
+    if not rare:
+        return body
+    names = "|".join(sorted(rare))
+    for number, line in body:
+        if re.match(rf"\s*local ({names})\b", line):
+            raise LuaHeaderError(f"line {number}: {line.strip()!r} hides the library of this name; choose another")
+    return [(number, re.sub(rf"(?<![\w.:])({names})\.(?=\w)", r"rare.\1.", line)) for number, line in body]
+
+
 def assemble(name: str, parsed: _File, libs: dict[str, _File]) -> Script:
     """Joins a script with what it uses, and keeps a map from its lines to the files."""
     count = name.rpartition("-")[2]
@@ -292,15 +308,24 @@ def assemble(name: str, parsed: _File, libs: dict[str, _File]) -> Script:
     ordered = _resolve(uses, libs)
     needed = _needed(ordered, libs, [*parsed.body, *(_LANE_PRELUDE.splitlines() if parsed.lane else [])])
     rare = _rare(list(needed), libs, uses)
+    common = [lib for lib in needed if lib not in rare]
+    if common:
+        generated(f"local {', '.join(common)}")
     if rare:
-        generated(_RARE)
-    for lib in needed:
-        generated(f"local {lib} = setmetatable({{ build = function()" if lib in rare else f"local {lib} = (function()")
-        emit(_with_room(needed[lib]), libs[lib].path)
-        generated("end }, RARE)" if lib in rare else "end)()")
+        generated(_RARE_BEGIN)
+        for lib in needed:
+            if lib in rare:
+                generated(f"function builders.{lib}()")
+                emit(_calling(rare, _with_room(needed[lib])), libs[lib].path)
+                generated("end")
+        generated(_RARE_END)
+    for lib in common:
+        generated(f"{lib} = (function()")
+        emit(_calling(rare, _with_room(needed[lib])), libs[lib].path)
+        generated("end)()")
     if parsed.lane == "plain":
         generated(_LANE_PRELUDE)
-    emit(enumerate(parsed.body, start=1), parsed.path)
+    emit(_calling(rare, list(enumerate(parsed.body, start=1))), parsed.path)
     source = "\n".join(lines) + "\n"
     return Script(
         name=name,
