@@ -49,12 +49,14 @@ class Completed(Outcome, frozen=True):
         return len(self.value) + 64 + _size(self.forward)
 
     def wire(self) -> tuple[Argument, ...]:
+        if self.error is None and self.forward is None:
+            return ("completed", id_out(self.job_id), self.token, self.value, self.keep, b"")
         more: dict[str, Any] = {}
         if self.error is not None:
             more["fields"] = ["resultError", self.error]
         if self.forward is not None:
             more["forward"] = self.forward.packed()
-        return ("completed", id_out(self.job_id), self.token, self.value, self.keep, pack(more) if more else b"")
+        return ("completed", id_out(self.job_id), self.token, self.value, self.keep, pack(more))
 
 
 class Skipped(Outcome, frozen=True):

@@ -294,7 +294,8 @@ class Crew:
 
     def _stored(self, outcomes: list[Outcome], now: int | None) -> None:
         self._sweeper.ended(outcomes, now)
-        self._forwarder.stored(outcomes)
+        if self._ends.telling is not None:
+            self._forwarder.stored(outcomes)
 
     # -- trouble -----------------------------------------------------------------------------------------------------------
 

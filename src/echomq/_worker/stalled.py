@@ -73,10 +73,12 @@ class Sweeper:
 
     def ended(self, outcomes: Sequence[Outcome], now: int | None) -> None:
         """These outcomes have been stored, at this time of the server. By their rules finished jobs go on to be removed."""
+        last: dict[str, str] = {}
         for outcome in outcomes:
-            if isinstance(outcome, ENDINGS) and not outcome.keep.startswith("0;"):  # else it was removed itself
-                target = "failed" if isinstance(outcome, Failed) else "completed"
-                self._last_rules[target] = (now, outcome.keep)
+            if isinstance(outcome, ENDINGS) and outcome.keep[:2] != "0;":  # else it was removed itself
+                last["failed" if isinstance(outcome, Failed) else "completed"] = outcome.keep
+        for target, keep in last.items():
+            self._last_rules[target] = (now, keep)
 
     async def tick(self) -> Sweep:
         """One sweep, if it is nobody else's turn."""
