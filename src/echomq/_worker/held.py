@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from echomq._store.codec import StoredJob
@@ -38,6 +38,7 @@ class Held:
         retry_policy: that of its task, once that is known and if it has one.
         task: the run, while it goes on.
         thread: the handler's function where it runs in a thread; past a timeout it goes on when the run has ended.
+        kill: ends the handler at once and for certain, where it runs in a process of its own; None everywhere else.
         reason: why it was told to stop.
     """
 
@@ -47,6 +48,7 @@ class Held:
         "cancelled",
         "hold",
         "job",
+        "kill",
         "reason",
         "renewed_at",
         "retry_policy",
@@ -66,6 +68,7 @@ class Held:
         self.retry_policy: RetryPolicy | None = None
         self.task: asyncio.Task[None] | None = None
         self.thread: asyncio.Future[Any] | None = None
+        self.kill: Callable[[], None] | None = None
         self.reason = ""
 
     @property
@@ -74,11 +77,13 @@ class Held:
         return self.job.run
 
     def stop(self, reason: str, hold: Hold) -> None:
-        """Tells the handler to stop. For the event loop's thread."""
+        """Tells the handler to stop; one in a process of its own is killed. For the event loop's thread."""
         if self.hold is Hold.RUNNING or hold is Hold.LOST:
             self.hold, self.reason = hold, reason
         if self.cancelled is not None:
             self.cancelled.set()
+        if self.kill is not None:
+            self.kill()
         if self.task is not None and self.begun:
             self.task.cancel(reason)
 
