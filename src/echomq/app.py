@@ -79,6 +79,7 @@ class EchoMQ:
         self._hash_tag = hash_tag
         self._tasks: dict[str, Task[Any, Any]] = {}
         self._queues: dict[str, Queue] = {}
+        self._queue_type: type[Queue] = Queue  # the testing kit has one that runs its jobs as they are added
         self._max_sizes: dict[str, int] = {}
         self._results: dict[str, str | Queue] = {}  # by the name of the task
         self._unknown_logged = -_LOG_EVERY
@@ -274,7 +275,7 @@ class EchoMQ:
             )
         found = self._queues.get(name)
         if found is None:
-            found = Queue(
+            found = self._queue_type(
                 name,
                 connection=self._connection,
                 prefix=self._prefix,
@@ -357,7 +358,9 @@ class EchoMQ:
 
     def _refuse_unknown(self, job: Job[Any]) -> NoReturn:
         """A rolling deploy must not lose work: the job waits, for a worker that knows it (docs: unknown tasks)."""
-        age = 0.0 if job.timestamp is None else time.time() - job.timestamp.timestamp()
+        # By the server's clock: that of this machine may be another.
+        began, made = job.processed_on, job.timestamp
+        age = 0.0 if began is None or made is None else (began - made).total_seconds()
         known = ", ".join(sorted(self._tasks)) or "none"
         if age > UNKNOWN_TASK_PATIENCE:
             raise Unrecoverable(

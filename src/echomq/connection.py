@@ -53,6 +53,8 @@ class Connection:
         ...     await orders.add("pack", {"order": 17})
     """
 
+    _link_type: type[Link] = Link  # the testing kit has one whose clock can be moved
+
     def __init__(
         self,
         url: str | None = None,
@@ -334,7 +336,7 @@ class Hub:
             raise RuntimeError(f"{self._connection!r} is closed here: make a new one")
 
     def _make_link(self, settings: Settings, client_name: str | None, reply_timeout: float | None) -> Link:
-        return Link(
+        return self._connection._link_type(
             settings,
             client_name=client_name,
             connect_timeout=self._connection._connect_timeout,
