@@ -17,6 +17,7 @@ from echomq.errors import (
     JobLocked,
     JobNotFound,
     JobRemoved,
+    LifespanFailed,
     LockLost,
     OutcomesNotStored,
     QueueFull,
@@ -57,7 +58,8 @@ from echomq.queue import DeadLetterQueue, Page, Queue
 from echomq.retry_policy import RetryPolicy
 from echomq.scheduler import JobScheduler
 from echomq.task import AsyncTask, PlainTask, Task
-from echomq.worker import Call, Worker
+from echomq.tasks import Tasks
+from echomq.worker import Call, Worker, current_job
 
 __all__ = [
     "AsyncTask",
@@ -91,6 +93,7 @@ __all__ = [
     "JobSpec",
     "JobState",
     "Keep",
+    "LifespanFailed",
     "Limiter",
     "LockLost",
     "Logs",
@@ -116,10 +119,12 @@ __all__ = [
     "StaleCall",
     "StateError",
     "Task",
+    "Tasks",
     "Unrecoverable",
     "UnsupportedServer",
     "Worker",
     "WorkerInfo",
     "WorkerStats",
     "__version__",
+    "current_job",
 ]

@@ -4,50 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import Any, NoReturn, Self
 
 from echomq._log import about, logger
 from echomq._telemetry import Guard, TelemetryOption
 from echomq.connection import Connection
-from echomq.errors import InvalidOption, RetryLater, Unrecoverable
+from echomq.errors import BulkAddError, InvalidOption, LifespanFailed, RetryLater, Unrecoverable
 from echomq.job import Job
-from echomq.options import Backoff, Deduplication, Duration, Keep, check_whole, shown
-from echomq.queue import Queue
-from echomq.retry_policy import RetryPolicy
-from echomq.task import AsyncTask, PlainTask, Task
+from echomq.lifespan import Lifecycle, Lifespan
+from echomq.options import JobSpec, check_whole, shown
+from echomq.queue import Queue, encoded
+from echomq.task import Place, Task
+from echomq.tasks import TaskMaker, Tasks
 from echomq.worker import Call, Worker
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 UNKNOWN_TASK_DELAY = 30.0
 UNKNOWN_TASK_PATIENCE = 24 * 3600.0
 _LOG_EVERY = 60.0
 
 
-class _Decorator(Protocol):
-    """What ``@app.task(...)`` gives: it makes a task of an async or a plain function."""
-
-    @overload
-    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]  # plain functions may return coroutines too; the first that fits wins
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> PlainTask[P, R]: ...
-
-
-class _JobDecorator(Protocol):
-    """The same with ``pass_job=True``: the function's first argument is the job."""
-
-    @overload
-    def __call__(self, function: Callable[Concatenate[Job[Any], P], Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
-    @overload
-    def __call__(self, function: Callable[Concatenate[Job[Any], P], R], /) -> PlainTask[P, R]: ...
-
-
-class EchoMQ:
+class EchoMQ(TaskMaker):
     """An app: its tasks, its connection, and the queues that they go to.
 
     Args:
@@ -74,6 +54,7 @@ class EchoMQ:
     ) -> None:
         Guard.of(telemetry)  # refused here, if it is none
         self._telemetry = telemetry
+        super().__init__(Place(self), {})
         self._connection = Connection.of(connection)
         self._prefix = prefix
         self._hash_tag = hash_tag
@@ -83,6 +64,7 @@ class EchoMQ:
         self._max_sizes: dict[str, int] = {}
         self._results: dict[str, str | Queue] = {}  # by the name of the task
         self._unknown_logged = -_LOG_EVERY
+        self._lifecycle = Lifecycle(self)
 
     def __repr__(self) -> str:
         return f"<EchoMQ at {self._connection.where}, {len(self._tasks)} tasks>"
@@ -105,152 +87,94 @@ class EchoMQ:
         """Its tasks by name."""
         return dict(self._tasks)
 
-    @overload
-    def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
-    @overload
-    def task(self, function: Callable[P, R], /) -> PlainTask[P, R]: ...
-    @overload
-    def task(
-        self,
-        *,
-        pass_job: Literal[True],
-        name: str | None = None,
-        queue: str = "default",
-        timeout: Duration | None = None,
-        retry_policy: RetryPolicy | None = None,
-        results_queue: str | Queue | None = None,
-        attempts: int = 0,
-        backoff: Backoff | Duration | None = None,
-        priority: int = 0,
-        delay: Duration | None = None,
-        remove_on_complete: Keep | None = None,
-        remove_on_fail: Keep | None = None,
-        stack_trace_limit: int | None = None,
-        deduplication: Deduplication | str | None = None,
-        unique_by: Sequence[str] | None = None,
-        expire_in: Duration | None = None,
-        keep_logs: int | None = None,
-        omit_context: bool = False,
-    ) -> _JobDecorator: ...
-    @overload
-    def task(
-        self,
-        *,
-        pass_job: Literal[False] = False,
-        name: str | None = None,
-        queue: str = "default",
-        timeout: Duration | None = None,
-        retry_policy: RetryPolicy | None = None,
-        results_queue: str | Queue | None = None,
-        attempts: int = 0,
-        backoff: Backoff | Duration | None = None,
-        priority: int = 0,
-        delay: Duration | None = None,
-        remove_on_complete: Keep | None = None,
-        remove_on_fail: Keep | None = None,
-        stack_trace_limit: int | None = None,
-        deduplication: Deduplication | str | None = None,
-        unique_by: Sequence[str] | None = None,
-        expire_in: Duration | None = None,
-        keep_logs: int | None = None,
-        omit_context: bool = False,
-    ) -> _Decorator: ...
-
-    def task(
-        self,
-        function: Callable[..., Any] | None = None,
-        *,
-        pass_job: bool = False,
-        name: str | None = None,
-        queue: str = "default",
-        timeout: Duration | None = None,
-        retry_policy: RetryPolicy | None = None,
-        results_queue: str | Queue | None = None,
-        attempts: int = 0,
-        backoff: Backoff | Duration | None = None,
-        priority: int = 0,
-        delay: Duration | None = None,
-        remove_on_complete: Keep | None = None,
-        remove_on_fail: Keep | None = None,
-        stack_trace_limit: int | None = None,
-        deduplication: Deduplication | str | None = None,
-        unique_by: Sequence[str] | None = None,
-        expire_in: Duration | None = None,
-        keep_logs: int | None = None,
-        omit_context: bool = False,
-    ) -> Any:
-        """Makes a task of a function. Plain functions run in a thread, ``async def`` in the event loop.
+    def include(self, tasks: Tasks, *, name_prefix: str = "") -> None:
+        """Takes in a group of tasks: those that it has, and those that are added to it later.
 
         Args:
-            function: when used without parentheses.
-            pass_job: give the running ``Job`` to the function as its first argument.
-            name: what its jobs are called; left out, the function's name.
-            queue: where its jobs go.
-            timeout: seconds that a run may take; then it is cancelled, and that attempt has failed. A thread cannot be
-                stopped: ``Job.cancelled`` tells it, what it still returns is discarded, and its slot stays taken until it
-                ends.
-            retry_policy: which of its errors are worth another attempt; left out, the worker decides.
-            results_queue: the name of another queue, or a ``Queue``: how each of its jobs ended becomes a job ``outcome`` there
-                (docs/results-queue.md); left out, the worker decides.
-            attempts: of its jobs, as this and the following in ``JobSpec``.
-            backoff: what to wait between attempts.
-            priority: 0 for none, else lower first.
-            delay: seconds before it may run.
-            remove_on_complete: which completed jobs to keep.
-            remove_on_fail: which failed ones.
-            stack_trace_limit: how many tracebacks to keep.
-            deduplication: which of its jobs count as one and the same: a ``Deduplication``, or an id for the simple kind.
-            unique_by: names of arguments: jobs with the same values of these count as one and the same.
-            expire_in: seconds within which a worker has to start it; after that it fails without being run.
-            keep_logs: how many lines of a job's log are kept, the last ones; left out, 1,000.
-            omit_context: where there is telemetry: let its jobs not carry the context of their trace.
+            tasks: the group. It can be in one app only.
+            name_prefix: what the names of its tasks begin with in this app, such as ``"mail."``.
 
         Raises:
-            InvalidOption: an option breaks a rule, or the app has another task of this name.
+            InvalidOption: the group is included already, or the app has another task of a name.
+
+        Example:
+            >>> app.include(mail.tasks)
         """
-        options = {
-            "attempts": attempts,
-            "backoff": backoff,
-            "priority": priority,
-            "delay": delay,
-            "remove_on_complete": remove_on_complete,
-            "remove_on_fail": remove_on_fail,
-            "stack_trace_limit": stack_trace_limit,
-            "deduplication": deduplication,
-            "unique_by": unique_by,
-            "expire_in": expire_in,
-            "keep_logs": keep_logs,
-            "omit_context": omit_context,
-        }
+        if not isinstance(tasks, Tasks):
+            raise InvalidOption(f"include({shown(tasks)}): must be a group of tasks: tasks = Tasks(queue='mail')")
+        tasks._become(self, name_prefix)
 
-        def make(made: Callable[..., Any]) -> Task[Any, Any]:
-            if not callable(made):
-                raise InvalidOption(
-                    f"@app.task({made!r}): must be a function; for the name of a queue write queue={made!r}"
-                )
-            self._check_results(self.queue(queue), results_queue)  # names are checked where they are written
-            task_name = name if name is not None else made.__name__
-            if task_name in self._tasks:
-                raise InvalidOption(
-                    f"task name {task_name!r} is taken, by {self._tasks[task_name].function!r}; give name=… to one of them"
-                )
-            kind = AsyncTask if inspect.iscoroutinefunction(made) else PlainTask
-            task: Task[Any, Any] = kind(
-                self,
-                made,
-                name=task_name,
-                queue=queue,
-                timeout=timeout,
-                pass_job=pass_job,
-                options=options,
-                retry_policy=retry_policy,
-            )
-            self._tasks[task_name] = task
-            if results_queue is not None:
-                self._results[task_name] = results_queue
-            return task
+    async def enqueue_all(self, specs: Iterable[JobSpec]) -> list[Job[Any]]:
+        """Adds many jobs, each to the queue of its task, by the name of the job. Returns them in the same order.
 
-        return make if function is None else make(function)
+        All are checked before the first is sent. What goes to one queue travels in parts, as ``Queue.add_bulk`` says.
+
+        Args:
+            specs: what ``spec`` of tasks made.
+
+        Raises:
+            InvalidOption, EncodingError: names the position; nothing was added.
+            BulkAddError: it stopped half-way; says which jobs were added, which were not, and of which that is unknown.
+
+        Example:
+            >>> await app.enqueue_all([enroll.spec(7, "redis"), welcome.spec(7)])
+        """
+        given = list(specs)
+        places: dict[str, list[int]] = {}
+        for position, spec in enumerate(given):
+            places.setdefault(self._task_of_spec(position, spec).queue, []).append(position)
+        if len(places) == 1:
+            [name] = places
+            return self._all_returning(given, await self.queue(name).add_bulk(given))
+        for position, spec in enumerate(given):
+            encoded(position, spec)  # of all queues, before the first of them gets any
+        made: dict[int, Job[Any]] = {}
+        for name, positions in places.items():
+            try:
+                jobs = await self.queue(name).add_bulk([given[position] for position in positions])
+            except BulkAddError as error:
+                raise _of_all(error, made, positions, len(given)) from error
+            made.update(zip(positions, jobs, strict=True))
+        return self._all_returning(given, [made[position] for position in range(len(given))])
+
+    def lifespan(self, function: Lifespan) -> Lifespan:
+        """Says what is started before the workers of this app take jobs, and stopped after their last job.
+
+        In each process that works queues of the app (to be exact, in each of its event loops) it is entered once, however many
+        queues there are: by the first worker that starts, and left with the last that ends. Several are entered in the order
+        in which they were given, and left in reverse. It runs in a task of its own.
+
+        What it raises before its ``yield`` keeps the workers from taking jobs: they end with ``LifespanFailed``.
+
+        Args:
+            function: an async generator function with one ``yield``, or whatever gives an async context manager. It is called
+                with the app.
+
+        Example:
+            >>> @app.lifespan
+            ... async def database(app):
+            ...     await pool.open()
+            ...     yield
+            ...     await pool.close()
+        """
+        self._lifecycle.add(function)
+        return function
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """What surrounds the workers of this app: its ``lifespan`` is started for the first that enters, stopped after the last.
+
+        It is one for each event loop. Workers of the app enter it by themselves; enter it, too, to keep it while they come and
+        go.
+
+        Raises:
+            LifespanFailed: it could not be started, or not be stopped in order.
+
+        Example:
+            >>> async with app.running():
+            ...     await app.worker("mail").run_until_drained()
+            ...     await app.worker("reports").run_until_drained()
+        """
+        return self._lifecycle.running()
 
     def queue(self, name: str, *, max_size: int | None = None) -> Queue:
         """The queue of this name; always the same object.
@@ -306,6 +230,7 @@ class EchoMQ:
             **{"telemetry": self._telemetry, **options},
         )
         worker._results_of_tasks = self._results
+        worker._around = self._lifecycle.running
         return worker
 
     async def work(self, *queues: str, concurrency: int = 10, **options: Any) -> None:
@@ -315,14 +240,24 @@ class EchoMQ:
             queues: their names.
             concurrency: jobs at once, for each queue.
             options: of each ``Worker``.
+
+        Raises:
+            LifespanFailed: the app's ``lifespan`` could not be started, or not be stopped in order.
         """
         names = queues or tuple(sorted({task.queue for task in self._tasks.values()}))
         if not names:
             raise InvalidOption("the app has no task, so there is no queue to work; name one")
         workers = [self.worker(name, concurrency=concurrency, **options) for name in names]
-        async with asyncio.TaskGroup() as group:
-            for worker in workers:
-                group.create_task(worker.run())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for worker in workers:
+                    group.create_task(worker.run())
+        except ExceptionGroup as errors:
+            failed, others = errors.split(LifespanFailed)
+            if failed is None or others is not None:
+                raise
+            first = _first_of(failed)  # it is one for all of them
+            raise first from first.__cause__
 
     async def close(self) -> None:
         """Closes its queues, and with the last of them the sockets. Workers stop by themselves or by being cancelled.
@@ -334,6 +269,34 @@ class EchoMQ:
             await queue.close()
 
     # -- inside ------------------------------------------------------------------------------------------------------------
+
+    def _added(self, task: Task[Any, Any]) -> None:
+        self._take(task)
+
+    def _take(self, task: Task[Any, Any]) -> None:
+        """A task of this app, or of a group that it includes."""
+        if task.name in self._tasks:
+            raise InvalidOption(
+                f"task name {task.name!r} is taken, by {self._tasks[task.name].function!r}; give name=… to one of them"
+            )
+        self._check_results(self.queue(task.queue), task.results_queue)  # names are checked where they are written
+        self._tasks[task.name] = task
+        if task.results_queue is not None:
+            self._results[task.name] = task.results_queue
+
+    def _task_of_spec(self, position: int, spec: JobSpec) -> Task[Any, Any]:
+        if not isinstance(spec, JobSpec):
+            raise InvalidOption(f"job {position}: {shown(spec)} must be a JobSpec, as task.spec(…) makes it")
+        task = self._tasks.get(spec.name)
+        if task is None:
+            raise InvalidOption(
+                f"job {position}: the app has no task {spec.name!r}, so it has no queue to go to; the app has: "
+                f"{', '.join(sorted(self._tasks)) or 'none'}; or write queue.add_bulk(…)"
+            )
+        return task
+
+    def _all_returning(self, specs: list[JobSpec], jobs: list[Job[Any]]) -> list[Job[Any]]:
+        return [self._tasks[spec.name]._returning(job) for spec, job in zip(specs, jobs, strict=True)]
 
     def _check_results(self, queue: Queue, results_queue: str | Queue | None) -> None:
         if results_queue is None:
@@ -379,3 +342,20 @@ class EchoMQ:
                 extra=about(job.queue_name, job.id, job.name),
             )
         raise RetryLater(UNKNOWN_TASK_DELAY, f"unknown task {job.name!r}")
+
+
+def _of_all(error: BulkAddError, made: dict[int, Job[Any]], positions: Sequence[int], count: int) -> BulkAddError:
+    """What became of the jobs of several queues, of which one got only a part of its own."""
+    unknown = [positions[place] for place in error.unknown]
+    surely = {*made, *unknown, *(position for place, position in enumerate(positions) if place not in error.not_added)}
+    return BulkAddError(
+        f"{len(made) + len(error.added)} of {count} jobs were added, then: {error.__cause__}",
+        added=[*(job.id for job in made.values()), *error.added],
+        unknown=unknown,
+        not_added=[position for position in range(count) if position not in surely],
+    )
+
+
+def _first_of(failed: ExceptionGroup[LifespanFailed]) -> LifespanFailed:
+    first = failed.exceptions[0]
+    return _first_of(first) if isinstance(first, ExceptionGroup) else first

@@ -13,6 +13,7 @@
     │   └── JobNotFound                      the job is gone
     ├── QueueFull                            the queue holds as many jobs as its max_size allows; not added
     ├── BulkAddError                         a bulk add stopped half-way; says what became of each job
+    ├── LifespanFailed                       what surrounds the workers of an app could not be started, or stopped in order
     ├── OutcomesNotStored                    a worker stopped without its server; says whose outcomes were not stored
     ├── ServerError                          the server answered with an error
     │   ├── StaleCall                        a late copy of a call that was answered long ago; refused
@@ -156,6 +157,20 @@ class BulkAddError(EchoMQError):
         self.added: list[str] = list(added)
         self.unknown: list[int] = list(unknown)
         self.not_added: list[int] = list(not_added)
+
+
+class LifespanFailed(EchoMQError):
+    """What an app starts before its workers take jobs could not be started, or could not be stopped in order after the last.
+
+    The error of the app's own code is its ``__cause__``.
+
+    Attributes:
+        phase: ``"startup"`` or ``"shutdown"``.
+    """
+
+    def __init__(self, message: str, *, phase: str) -> None:
+        super().__init__(message)
+        self.phase = phase
 
 
 class ServerError(EchoMQError):

@@ -203,7 +203,7 @@ class Queue:
         if not isinstance(given, Iterable):
             raise InvalidOption(f"jobs={shown(given)}: must be a list of JobSpecs, or what else gives them one by one")
         specs = list(jobs)
-        new = [_encoded(position, spec) for position, spec in enumerate(specs)]
+        new = [encoded(position, spec) for position, spec in enumerate(specs)]
         telemetry = self._home.telemetry
         if telemetry is None or not new:
             return await self._add_all(new)
@@ -757,7 +757,8 @@ def _check_states(states: Iterable[JobState]) -> None:
             raise InvalidOption(f"state {shown(state)}: must be one of {', '.join(JOB_STATES)}")
 
 
-def _encoded(position: int, spec: JobSpec) -> NewJob:
+def encoded(position: int, spec: JobSpec) -> NewJob:
+    """As it is sent. What is wrong with it names its position."""
     if not isinstance(spec, JobSpec):
         raise InvalidOption(f"jobs[{position}] is a {type(spec).__name__}: must be a JobSpec")
     try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Set
 from datetime import datetime
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast
 
 import msgspec
@@ -15,6 +16,7 @@ from echomq._log import logger
 from echomq.errors import InvalidOption, Unrecoverable
 from echomq.job import Job
 from echomq.options import UNSET, Backoff, Deduplication, Duration, JobSpec, Keep, Unset, shown, to_seconds
+from echomq.queue import Queue
 from echomq.retry_policy import RetryPolicy
 
 if TYPE_CHECKING:
@@ -27,15 +29,30 @@ _NOTHING = type(None)
 _OPTIONS = frozenset(JobSpec.__struct_fields__) - {"name", "data"}
 
 
-class Task(Generic[P, R]):
-    """A function with a name, a queue, and options; made by ``EchoMQ.task``.
+class Place:
+    """Where tasks belong.
 
     Attributes:
-        name: what its jobs are called.
+        app: the app; None while a group of tasks is included in none.
+        prefix: what the names of its tasks begin with there.
+    """
+
+    __slots__ = ("app", "prefix")
+
+    def __init__(self, app: EchoMQ | None = None, prefix: str = "") -> None:
+        self.app = app
+        self.prefix = prefix
+
+
+class Task(Generic[P, R]):
+    """A function with a name, a queue, and options; made by ``EchoMQ.task`` and ``Tasks.task``.
+
+    Attributes:
         queue: the name of the queue that its jobs go to.
         timeout: seconds that a run may take, or None.
         pass_job: whether the function's first argument is the running ``Job``.
         retry_policy: which of its errors are worth another attempt; None: the worker decides.
+        results_queue: which queue is told how its jobs end; None: the worker decides.
 
     Example:
         >>> job = await enroll.enqueue(7, course="redis")
@@ -44,7 +61,7 @@ class Task(Generic[P, R]):
 
     def __init__(
         self,
-        app: EchoMQ,
+        place: Place,
         function: Callable[..., Any],
         *,
         name: str,
@@ -53,11 +70,12 @@ class Task(Generic[P, R]):
         pass_job: bool,
         options: dict[str, Any],
         retry_policy: RetryPolicy | None = None,
+        results_queue: str | Queue | None = None,
         annotations: _Annotations | None = None,
     ) -> None:
-        self._app = app
+        self._place = place
         self.function = function
-        self.name = name
+        self.own_name = name
         self.queue = queue
         self.timeout: float | None = None if timeout is None else to_seconds(timeout, "timeout", least=0.001)
         self.pass_job = pass_job
@@ -66,6 +84,7 @@ class Task(Generic[P, R]):
                 f"retry_policy={shown(retry_policy)}: must be a RetryPolicy, such as RetryPolicy.ALWAYS"
             )
         self.retry_policy = retry_policy
+        self.results_queue = results_queue
         self._options = options
         JobSpec(name, **options)  # wrong options are refused where they are written
         self._signature = _signature_of(function, name, pass_job)
@@ -78,6 +97,26 @@ class Task(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<Task {self.name!r} on queue {self.queue!r}>"
 
+    @property
+    def name(self) -> str:
+        """What its jobs are called."""
+        return self._place.prefix + self.own_name
+
+    @property
+    def app(self) -> EchoMQ:
+        """The app that it belongs to.
+
+        Raises:
+            InvalidOption: it is of a group of tasks that no app has included yet.
+        """
+        app = self._place.app
+        if app is None:
+            raise InvalidOption(
+                f"task {self.own_name!r} of module {getattr(self.function, '__module__', None)!r} is of a group of tasks that "
+                "no app has included; write app.include(…) where the app is made, and import that module first"
+            )
+        return app
+
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Adds a job that will call the function with these arguments.
 
@@ -88,7 +127,49 @@ class Task(Generic[P, R]):
             ConnectionLost: the job may have been added. Enqueue it again with a ``job_id`` of your own to be sure that it is
                 there once.
         """
-        job = await self._app.queue(self.queue).add(self.spec(*args, **kwargs))
+        return self._returning(await self.app.queue(self.queue).add(self.spec(*args, **kwargs)))
+
+    async def map(self, *iterables: Iterable[Any], **constants: Any) -> list[Job[R]]:
+        """Adds a job for each row of arguments, as the built-in ``map`` takes them; many in one call to the server.
+
+        All are checked before the first is added. A type checker cannot look into the iterables; where it shall, write
+        ``app.enqueue_all(enroll.spec(…) for …)``.
+
+        Args:
+            iterables: one for each argument, in the order of the function's, all of the same length.
+            constants: arguments by name that are the same for all.
+
+        Raises:
+            TypeError, EncodingError: as ``enqueue``; nothing was added.
+            InvalidOption: there is no iterable, or they are of different lengths; nothing was added.
+            BulkAddError: it stopped half-way; says which jobs were added.
+
+        Example:
+            >>> jobs = await enroll.map([7, 8, 9], course="redis")
+        """
+        if not iterables:
+            raise InvalidOption(
+                f"task {self.name!r}: map needs an iterable of arguments, such as {self.name}.map([1, 2, 3]); "
+                f"for one job write {self.name}.enqueue(…)"
+            )
+        queue = self.app.queue(self.queue)
+        make: Callable[..., JobSpec] = self.spec
+        specs = [make(*row, **constants) for row in self._rows(iterables)]
+        return [self._returning(job) for job in await queue.add_bulk(specs)]
+
+    def _rows(self, iterables: tuple[Iterable[Any], ...]) -> Iterator[tuple[Any, ...]]:
+        rows = zip_longest(*iterables, fillvalue=UNSET)
+        for number, row in enumerate(rows):
+            ended = [position for position, value in enumerate(row, 1) if value is UNSET]
+            if ended:
+                raise InvalidOption(
+                    f"task {self.name!r}: map got iterables of different lengths: number {ended[0]} has only {number} values; "
+                    "give what is the same for all jobs by its name"
+                )
+            yield row
+
+    def _returning(self, job: Job[Any]) -> Job[R]:
+        """The same, as a job whose result is of the annotated type."""
         return job if self._result_type is Any else job.returning(self._result_type)
 
     def options(
@@ -121,12 +202,13 @@ class Task(Generic[P, R]):
         """
         given = {name: value for name, value in locals().items() if name in _OPTIONS and value is not UNSET}
         return type(self)(
-            self._app,
+            self._place,
             self.function,
-            name=self.name,
+            name=self.own_name,
             queue=self.queue,
             timeout=self.timeout,
             retry_policy=self.retry_policy,
+            results_queue=self.results_queue,
             pass_job=self.pass_job,
             options=_changed(self._options, given),
             annotations=self._annotations,
@@ -136,9 +218,10 @@ class Task(Generic[P, R]):
         """The job that ``enqueue`` would add, for ``Queue.add_bulk``.
 
         It has no queue of its own: it goes to the queue that it is added to, which need not be the task's.
+        ``EchoMQ.enqueue_all`` adds it to that of its task.
 
         Example:
-            >>> await app.queue(enroll.queue).add_bulk([enroll.spec(learner, "redis") for learner in learners])
+            >>> await app.enqueue_all(enroll.spec(learner, "redis") for learner in learners)
         """
         try:
             bound = self._signature.bind(*args, **kwargs)

@@ -7,6 +7,7 @@ import functools
 import inspect
 import random
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
 from typing import Any, Final, Self, get_args
 
@@ -50,6 +51,19 @@ Processor = Callable[[Job[Any]], Any]
 
 _LONGEST_PAUSE = 1.0
 _CRASH_BACKOFF: Final = Backoff.exponential(60)
+
+
+def current_job() -> Job[Any] | None:
+    """The job whose handler runs here; None outside of handlers.
+
+    It holds in what a handler calls, in the tasks and threads that it starts with its context, and in middleware.
+
+    Example:
+        >>> job = current_job()
+        >>> await job.update_progress(50)
+    """
+    found = running_job.get()
+    return found if isinstance(found, Job) else None
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -197,6 +211,9 @@ class Worker:
         self._route = route
         self._results = self._checked_results(results_queue)
         self._results_of_tasks: Mapping[str, str | Queue] = {}  # an app's tasks may have their own
+        self._around: Callable[[], AbstractAsyncContextManager[None]] | None = (
+            None  # what an app starts before its workers
+        )
         self._session: _Session | None = None
         self._paused = False
 
@@ -254,6 +271,7 @@ class Worker:
 
         Raises:
             UnsupportedServer: this server cannot be used.
+            LifespanFailed: the ``lifespan`` of its app could not be started, or not be stopped in order.
             OutcomesNotStored: the server was away while the worker stopped; names the jobs, which will run again.
         """
         await self._wait_for(self._session if self.is_running and self._session else self._start())
@@ -264,7 +282,7 @@ class Worker:
         What waits is waited for as long as it takes: if the queue is paused or its limit is used up, until that is over.
 
         Raises:
-            UnsupportedServer, OutcomesNotStored: as ``run``.
+            UnsupportedServer, LifespanFailed, OutcomesNotStored: as ``run``.
         """
         session = self._session if self.is_running and self._session else self._start(until_empty=True)
         session.stop_when_empty()
@@ -274,7 +292,7 @@ class Worker:
         """Waits until the worker has talked to the server and would take a job.
 
         Raises:
-            UnsupportedServer: this server cannot be used.
+            UnsupportedServer, LifespanFailed: as ``run``.
             StateError: the worker was stopped before it was ready.
         """
         session = self._session if self._session is not None else self._start()
@@ -424,8 +442,9 @@ class _Session:
         hub = worker._connection.acquire()
         commands: Link | None = None
         threads = Threads(worker._plan.concurrency, f"echomq-{worker.name}")
+        around = AsyncExitStack()
         try:
-            if not await self._server_is_there(hub):
+            if not await self._server_is_there(hub) or not await self._enter(around):
                 return []
             # A socket that is silently dead is noticed in the time of a block, whether the worker is idle or busy.
             reply_timeout = min(worker._connection.call_timeout, LONGEST_BLOCK)
@@ -466,10 +485,31 @@ class _Session:
             return left
         finally:
             threads.close()
-            if commands is not None:
-                await commands.close()
-            await self._home.close()
-            await hub.release()
+            try:
+                await around.aclose()
+            finally:
+                if commands is not None:
+                    await commands.close()
+                await self._home.close()
+                await hub.release()
+
+    async def _enter(self, around: AsyncExitStack) -> bool:
+        """Starts what an app has around its workers; False if the worker was stopped meanwhile."""
+        if self._worker._around is None:
+            return True
+        entering = asyncio.create_task(around.enter_async_context(self._worker._around()), name="echomq startup")
+        stopped = asyncio.create_task(self._stop.wait(), name="echomq stop")
+        try:
+            await asyncio.wait({entering, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+            if not entering.done():
+                entering.cancel()
+                await asyncio.wait({entering})
+        if entering.cancelled():
+            return False
+        entering.result()
+        return True
 
     async def _server_is_there(self, hub: Hub) -> bool:
         """Waits for the server, for as long as it takes; False if the worker was stopped meanwhile."""

@@ -1,0 +1,182 @@
+"""What surrounds the workers of an app: it begins with the first of them and ends with the last, in each event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from weakref import WeakKeyDictionary
+
+from echomq._log import logger
+from echomq.errors import InvalidOption, LifespanFailed
+from echomq.options import shown
+
+if TYPE_CHECKING:
+    from echomq.app import EchoMQ
+
+_Entered = Callable[["EchoMQ"], AbstractAsyncContextManager[Any]]
+
+LifespanFunction = Callable[["EchoMQ"], AsyncIterator[Any]] | Callable[["EchoMQ"], AbstractAsyncContextManager[Any]]
+"""What ``EchoMQ.lifespan`` takes: called with the app, it gives an async generator of one ``yield``, or an async context
+manager."""
+
+Lifespan = TypeVar("Lifespan", bound=LifespanFunction)
+
+_STARTUP: Final = "startup"
+_SHUTDOWN: Final = "shutdown"
+
+
+class Lifecycle:
+    """The lifespans of one app, and where they run."""
+
+    def __init__(self, app: EchoMQ) -> None:
+        self._app = app
+        self._entered: list[_Entered] = []
+        self._stretches: WeakKeyDictionary[asyncio.AbstractEventLoop, _Stretch] = WeakKeyDictionary()
+
+    def add(self, function: LifespanFunction) -> None:
+        """One more, inside of those that there are."""
+        self._entered.append(_checked(function))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Begins with the first who enters, and ends with the last who leaves."""
+        loop = asyncio.get_running_loop()
+        while (stretch := self._stretches.get(loop)) is not None and stretch.is_ending:
+            await stretch.ended()
+        if stretch is None:
+            stretch = self._stretches[loop] = _Stretch(self._app, list(self._entered))
+        stretch.users += 1
+        try:
+            await stretch.started()
+            yield
+        finally:
+            stretch.users -= 1
+            if not stretch.users:
+                try:
+                    await stretch.end()
+                finally:
+                    if self._stretches.get(loop) is stretch:
+                        del self._stretches[loop]
+
+
+class _Stretch:
+    """From startup to shutdown, in a task of its own: whoever comes first and whoever leaves last may be different tasks."""
+
+    def __init__(self, app: EchoMQ, entered: list[_Entered]) -> None:
+        self.users = 0
+        self._app = app
+        self._entered = entered
+        self._is_ready = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._told = False
+        self._task = asyncio.create_task(self._run(), name="echomq lifespan")
+
+    @property
+    def is_ending(self) -> bool:
+        return self._stop.is_set() or self._task.done()
+
+    async def started(self) -> None:
+        """Waits until all is started.
+
+        Raises:
+            LifespanFailed: it could not be; the same to all who wait.
+        """
+        waiter = asyncio.create_task(self._is_ready.wait())
+        try:
+            await asyncio.wait({waiter, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiter.cancel()
+        if not self._is_ready.is_set():
+            self._told = True
+            self._task.result()
+            raise asyncio.CancelledError  # its task was cancelled: the event loop ends
+
+    async def ended(self) -> None:
+        """Waits for its end, whatever that is."""
+        await asyncio.wait({self._task})
+
+    async def end(self) -> None:
+        """Stops all in order; what is still being started is cancelled. To be cancelled meanwhile, twice, cancels that too.
+
+        Raises:
+            LifespanFailed: something could not be stopped.
+        """
+        self._stop.set()
+        if not self._is_ready.is_set():
+            self._task.cancel()
+        cancelled = False
+        while not self._task.done():
+            try:
+                await asyncio.wait({self._task})
+            except asyncio.CancelledError:
+                if cancelled:
+                    self._task.cancel()
+                cancelled = True
+        if cancelled:
+            raise asyncio.CancelledError
+        if not self._told and not self._task.cancelled():
+            self._told = True
+            self._task.result()
+
+    async def _run(self) -> None:
+        inside: list[AbstractAsyncContextManager[Any]] = []
+        try:
+            for entered in self._entered:
+                one = entered(self._app)
+                await one.__aenter__()
+                inside.append(one)
+        except Exception as error:
+            await self._leave(inside)
+            raise _failed(_STARTUP, error) from error
+        except BaseException:
+            await self._leave(inside)
+            raise
+        self._is_ready.set()
+        try:
+            await self._stop.wait()
+        finally:
+            unstopped = await self._leave(inside)
+            if unstopped is not None:
+                raise _failed(_SHUTDOWN, unstopped) from unstopped
+
+    async def _leave(self, inside: list[AbstractAsyncContextManager[Any]]) -> Exception | None:
+        """Leaves each in order, the last first, whatever became of the others. Returns the first error."""
+        first: Exception | None = None
+        for one in reversed(inside):
+            try:
+                await one.__aexit__(None, None, None)
+            except Exception as error:
+                logger.exception("%r: its lifespan could not be stopped in order", self._app)
+                first = first or error
+        return first
+
+
+def _failed(phase: str, error: Exception) -> LifespanFailed:
+    shown_error = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return LifespanFailed(
+        f"the app could not be {'started' if phase == _STARTUP else 'stopped in order'}: {shown_error}", phase=phase
+    )
+
+
+def _checked(function: Any) -> _Entered:
+    if inspect.isasyncgenfunction(function):
+        return asynccontextmanager(function)
+    if not callable(function) or inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        raise InvalidOption(
+            f"lifespan {shown(function)}: must be an async generator function of the app, with one yield, as in "
+            "`async def lifespan(app): … yield …`, or give an async context manager"
+        )
+
+    def entered(app: EchoMQ) -> AbstractAsyncContextManager[Any]:
+        made = function(app)
+        if not isinstance(made, AbstractAsyncContextManager):
+            raise InvalidOption(
+                f"lifespan {shown(function)} gave {shown(made)}: must be an async context manager, with one `yield` where the "
+                "workers work"
+            )
+        return made
+
+    return entered

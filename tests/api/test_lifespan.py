@@ -1,0 +1,208 @@
+"""What an app starts before its workers take jobs, and stops after their last job."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from echomq import EchoMQ, InvalidOption, LifespanFailed
+
+
+@pytest.fixture
+async def app(url: str) -> AsyncIterator[EchoMQ]:
+    async with EchoMQ(url) as made:
+        yield made
+
+
+@pytest.fixture
+def events(app: EchoMQ) -> list[str]:
+    """What happened; the app has a lifespan that writes its part."""
+    seen: list[str] = []
+
+    @app.lifespan
+    async def lifespan(started: EchoMQ) -> AsyncIterator[None]:
+        assert started is app
+        seen.append("startup")
+        yield
+        seen.append("shutdown")
+
+    @app.task(queue="one")
+    async def first() -> None:
+        seen.append("job")
+
+    @app.task(queue="two")
+    def second() -> None:
+        seen.append("job")
+
+    return seen
+
+
+async def test_it_is_started_once_for_all_queues_and_stopped_after_the_last_job(app: EchoMQ, events: list[str]) -> None:
+    async with app.worker("one"), app.worker("two"):
+        jobs = [await app.tasks[name].enqueue() for name in ("first", "second")]
+        for job in jobs:
+            await job.result(timeout=10)
+        last = await app.tasks["first"].enqueue()
+        await last.result(timeout=10)
+    assert events == ["startup", "job", "job", "job", "shutdown"]
+
+
+async def test_work_starts_and_stops_it(app: EchoMQ, events: list[str]) -> None:
+    working = asyncio.create_task(app.work())
+    await (await app.tasks["first"].enqueue()).result(timeout=10)
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    assert events == ["startup", "job", "shutdown"]
+
+
+async def test_running_keeps_it_while_workers_come_and_go(app: EchoMQ, events: list[str]) -> None:
+    async with app.running():
+        assert events == ["startup"]
+        async with app.running():
+            pass
+        await app.tasks["first"].enqueue()
+        await app.worker("one").run_until_drained()
+        await app.worker("two").run_until_drained()
+    assert events == ["startup", "job", "shutdown"]
+    await app.worker("one").run_until_drained()
+    assert events[3:] == ["startup", "shutdown"]
+
+
+async def test_several_are_entered_in_order_and_left_in_reverse(app: EchoMQ, events: list[str]) -> None:
+    @app.lifespan
+    @asynccontextmanager
+    async def inner(_: EchoMQ) -> AsyncIterator[None]:
+        events.append("inner startup")
+        try:
+            yield
+        finally:
+            events.append("inner shutdown")
+
+    async with app.running():
+        pass
+    assert events == ["startup", "inner startup", "inner shutdown", "shutdown"]
+
+
+async def test_those_who_come_while_it_starts_or_ends_wait_for_that(app: EchoMQ) -> None:
+    events: list[str] = []
+    gate = asyncio.Event()
+
+    @app.lifespan
+    async def slow(_: EchoMQ) -> AsyncIterator[None]:
+        events.append("startup")
+        await gate.wait()
+        events.append("started")
+        yield
+        await asyncio.sleep(0.05)
+        events.append("stopped")
+
+    async def use() -> None:
+        async with app.running():
+            events.append("used")
+
+    together = [asyncio.create_task(use()) for _ in range(3)]
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(*together)
+    assert events == ["startup", "started", "used", "used", "used", "stopped"]
+    await asyncio.gather(use(), use())
+    assert events[6:] == ["startup", "started", "used", "used", "stopped"]
+
+
+async def test_a_startup_that_fails_ends_every_worker_and_takes_no_job(app: EchoMQ, events: list[str]) -> None:
+    @app.lifespan
+    async def broken(_: EchoMQ) -> AsyncIterator[None]:
+        await refuse()
+        yield
+
+    async def refuse() -> None:
+        raise ConnectionError("no database")
+
+    job = await app.tasks["first"].enqueue()
+    said = "the app could not be started: ConnectionError: no database"
+    with pytest.raises(LifespanFailed, match=said) as failure:
+        await app.work()
+    assert (failure.value.phase, type(failure.value.__cause__)) == ("startup", ConnectionError)
+    with pytest.raises(LifespanFailed, match=said):
+        await app.worker("one").run()
+    with pytest.raises(LifespanFailed, match=said):
+        await app.worker("one").ready()
+    with pytest.raises(LifespanFailed, match=said):
+        async with app.running():
+            raise AssertionError("entered")
+    assert events == ["startup", "shutdown"] * 4
+    found = await job.refresh()
+    assert found is not None
+    assert found.state == "waiting"
+
+
+async def test_a_shutdown_that_fails_is_told_when_all_is_done(
+    app: EchoMQ, events: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.lifespan
+    async def broken(_: EchoMQ) -> AsyncIterator[None]:
+        yield
+        raise OSError("disk full")
+
+    with pytest.raises(LifespanFailed, match="the app could not be stopped in order: OSError: disk full"):
+        async with app.worker("one"):
+            await (await app.tasks["first"].enqueue()).result(timeout=10)
+    assert events == ["startup", "job", "shutdown"]
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+async def test_a_worker_that_is_stopped_while_it_starts_cancels_that(app: EchoMQ) -> None:
+    events: list[str] = []
+    begun = asyncio.Event()
+
+    @app.lifespan
+    async def endless(_: EchoMQ) -> AsyncIterator[None]:
+        begun.set()
+        try:
+            await asyncio.sleep(3600)
+            yield
+        finally:
+            events.append("left")
+
+    async with app.worker("one"):
+        await begun.wait()
+    assert events == ["left"]
+    begun.clear()
+    working = asyncio.create_task(app.work("one", "two"))
+    await begun.wait()
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    assert events == ["left", "left"]
+
+
+async def test_what_is_no_lifespan_is_refused(app: EchoMQ) -> None:
+    def gives_nothing(_: EchoMQ) -> Any:
+        return None
+
+    async def returns(_: EchoMQ) -> None: ...
+
+    for wrong in (returns, 7):
+        with pytest.raises(InvalidOption, match="must be an async generator function of the app"):
+            app.lifespan(wrong)  # type: ignore[type-var]
+    app.lifespan(gives_nothing)
+    with pytest.raises(LifespanFailed, match="gave None: must be an async context manager"):
+        async with app.running():
+            pass
+
+
+async def test_each_event_loop_has_its_own(app: EchoMQ, events: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    async def use() -> None:
+        async with app.running():
+            events.append("used")
+
+    caplog.set_level(logging.WARNING)
+    async with app.running():
+        await asyncio.to_thread(asyncio.run, use())
+    assert events == ["startup", "startup", "used", "shutdown", "shutdown"]

@@ -1,0 +1,270 @@
+"""Groups of tasks, many jobs at once, and what a task knows of where it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echomq import BulkAddError, EchoMQ, EncodingError, InvalidOption, Job, JobSpec, Tasks, current_job
+
+
+@pytest.fixture
+async def app(url: str) -> AsyncIterator[EchoMQ]:
+    async with EchoMQ(url) as made:
+        yield made
+
+
+async def test_a_group_gives_its_tasks_a_queue_and_options_and_an_app_includes_it(app: EchoMQ) -> None:
+    tasks = Tasks(queue="mail", attempts=5)
+
+    @tasks.task
+    async def welcome(learner: int) -> str:
+        return f"welcome {learner}"
+
+    @tasks.task(attempts=1, queue="post")
+    def letter(learner: int) -> str:
+        return f"dear {learner}"
+
+    app.include(tasks)
+    assert sorted(app.tasks) == ["letter", "welcome"]
+    assert (welcome.queue, welcome.spec(7).attempts) == ("mail", 5)
+    assert (letter.queue, letter.spec(7).attempts) == ("post", 1)
+    assert welcome.app is app
+    async with app.worker("mail"):
+        assert await (await welcome.enqueue(7)).result(timeout=10) == "welcome 7"
+
+
+async def test_a_group_has_its_names_under_a_prefix_and_what_is_added_later_too(app: EchoMQ) -> None:
+    tasks = Tasks(queue="mail")
+
+    @tasks.task
+    async def send(learner: int) -> int:
+        return learner
+
+    urgent = send.options(priority=1)
+    app.include(tasks, name_prefix="mail.")
+
+    @tasks.task(name="later")
+    async def another() -> None: ...
+
+    assert sorted(app.tasks) == ["mail.later", "mail.send"]
+    assert (send.name, urgent.name, urgent.spec(7).name) == ("mail.send",) * 3
+    async with app.worker("mail"):
+        assert await (await urgent.enqueue(7)).result(timeout=10) == 7
+
+
+async def test_a_task_that_no_app_includes_says_so_when_it_is_enqueued_and_is_a_function_all_the_same() -> None:
+    tasks = Tasks()
+
+    @tasks.task
+    async def send(learner: int) -> int:
+        return learner
+
+    assert await send(7) == 7
+    for call in (send.enqueue(7), send.map([7])):
+        with pytest.raises(
+            InvalidOption, match=r"task 'send' of module '.*test_tasks' is of a group .* write app\.include"
+        ):
+            await call
+    with pytest.raises(TypeError, match="argument learner='seven'"):
+        send.spec("seven")  # type: ignore[arg-type]
+
+
+async def test_names_and_groups_are_taken_once_and_nothing_is_half_included(app: EchoMQ, url: str) -> None:
+    tasks, more = Tasks(), Tasks()
+
+    @tasks.task
+    async def send() -> None: ...
+
+    more.task(name="first")(send.function)
+    more.task(send)
+    with pytest.raises(InvalidOption, match="task name 'send' is taken"):
+        tasks.task(name="send")(lambda: None)
+    app.include(tasks)
+    with pytest.raises(
+        InvalidOption, match=r"task name 'send' is taken, by .* or include the group with a name_prefix"
+    ):
+        app.include(more)
+    assert sorted(app.tasks) == ["send"]
+    app.include(more, name_prefix="more.")
+    assert sorted(app.tasks) == ["more.first", "more.send", "send"]
+    with pytest.raises(InvalidOption, match="is included already"):
+        EchoMQ(url).include(tasks)
+    with pytest.raises(InvalidOption, match="must be a group of tasks"):
+        app.include(send)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"Tasks\(…\) has no option 'name'; it has: queue, "):
+        Tasks(name="x")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"@app\.task\(…\) has no option 'atempts'"):
+        app.task(atempts=3)  # type: ignore[call-overload]
+
+
+async def test_one_function_may_be_a_task_of_two_apps(url: str) -> None:
+    async with EchoMQ(url, prefix="one") as one, EchoMQ(url, prefix="two") as two:
+
+        @one.task(queue="sums")
+        async def double(number: int) -> int:
+            return 2 * number
+
+        other = two.task(queue="sums", name="twice")(double)
+        assert (double.name, other.name, other.function) == ("double", "twice", double.function)
+        async with one.worker("sums"), two.worker("sums"):
+            jobs = [await double.enqueue(2), await other.enqueue(3)]
+            assert [await job.result(timeout=10) for job in jobs] == [4, 6]
+        assert [job.name for job in jobs] == ["double", "twice"]
+
+
+async def test_map_adds_a_job_for_each_row(app: EchoMQ) -> None:
+    @app.task(queue="seats", attempts=2)
+    async def enroll(learner: int, course: str = "lua") -> str:
+        return f"{learner} {course}"
+
+    async with app.worker("seats", concurrency=10):
+        jobs = await enroll.map(range(3), ["redis", "lua", "c"])
+        jobs += await enroll.options(priority=1).map(iter([7]), course="go")
+        jobs += await enroll.map([8])
+        assert await enroll.map([]) == []
+        assert [await job.result(timeout=10) for job in jobs] == ["0 redis", "1 lua", "2 c", "7 go", "8 lua"]
+    assert [(job.opts.attempts, job.priority) for job in jobs[2:4]] == [(2, 0), (2, 1)]
+
+
+async def test_map_checks_every_row_before_it_adds_one(app: EchoMQ) -> None:
+    @app.task(queue="seats")
+    async def enroll(learner: int, course: str) -> None: ...
+
+    with pytest.raises(InvalidOption, match=r"number 2 has only 1 values; give what is the same for all"):
+        await enroll.map([1, 2], ["redis"])
+    with pytest.raises(InvalidOption, match="map needs an iterable"):
+        await enroll.map(course="redis")
+    with pytest.raises(TypeError, match="argument learner='seven'"):
+        await enroll.map([1, "seven"], course="redis")
+    with pytest.raises(TypeError, match="missing a required argument: 'course'"):
+        await enroll.map([1])
+    assert await app.queue("seats").counts("waiting") == {"waiting": 0}
+
+
+async def test_enqueue_all_adds_each_to_the_queue_of_its_task(app: EchoMQ) -> None:
+    @app.task(queue="seats")
+    async def enroll(learner: int) -> int:
+        return learner
+
+    @app.task(queue="mail")
+    async def welcome(learner: int) -> str:
+        return f"welcome {learner}"
+
+    jobs = await app.enqueue_all(make(learner) for learner in range(3) for make in (enroll.spec, welcome.spec))
+    assert [job.queue_name for job in jobs] == ["seats", "mail"] * 3
+    jobs += await app.enqueue_all([welcome.options(priority=1).spec(7)])
+    async with app.worker("seats"), app.worker("mail"):
+        results = [await job.result(timeout=10) for job in jobs]
+    assert results == [0, "welcome 0", 1, "welcome 1", 2, "welcome 2", "welcome 7"]
+    assert await app.enqueue_all([]) == []
+
+
+async def test_enqueue_all_adds_nothing_if_one_of_them_is_wrong(app: EchoMQ) -> None:
+    @app.task(queue="seats")
+    async def enroll(learner: int) -> None: ...
+
+    @app.task(queue="mail")
+    async def welcome(grade: object) -> None: ...
+
+    with pytest.raises(InvalidOption, match=r"job 1: the app has no task 'unknown'.* the app has: enroll, welcome"):
+        await app.enqueue_all([enroll.spec(1), JobSpec("unknown")])
+    with pytest.raises(InvalidOption, match="job 0: 7 must be a JobSpec"):
+        await app.enqueue_all([7])  # type: ignore[list-item]
+    with pytest.raises(EncodingError, match=r"jobs\[1\]: data\.grade is nan"):
+        await app.enqueue_all([enroll.spec(1), welcome.spec(float("nan"))])
+    assert await app.queue("seats").counts("waiting") == {"waiting": 0}
+
+
+async def test_enqueue_all_says_what_became_of_each_job_when_it_stops_half_way(app: EchoMQ) -> None:
+    @app.task(queue="seats")
+    async def enroll(learner: int) -> None: ...
+
+    @app.task(queue="mail")
+    async def welcome(learner: int) -> None: ...
+
+    app.queue("mail", max_size=1)
+    specs = [welcome.spec(0), enroll.spec(0), welcome.spec(1), enroll.spec(1)]
+    with pytest.raises(BulkAddError, match="1 of 4 jobs were added, then: queue 'mail'") as stopped:
+        await app.enqueue_all(specs)
+    assert (len(stopped.value.added), stopped.value.unknown, stopped.value.not_added) == (1, [], [1, 2, 3])
+    with pytest.raises(BulkAddError, match="2 of 4 jobs were added") as stopped:
+        await app.enqueue_all([specs[1], specs[3], specs[0], specs[2]])
+    assert (len(stopped.value.added), stopped.value.not_added) == (2, [2, 3])
+
+
+async def test_current_job_is_the_job_whose_handler_runs(app: EchoMQ) -> None:
+    seen: list[tuple[str, Job[Any] | None]] = []
+
+    def here(where: str) -> str:
+        job = current_job()
+        seen.append((where, job))
+        return "" if job is None else job.id
+
+    @app.task(queue="here")
+    async def looped() -> str:
+        return await asyncio.to_thread(here, "its thread")
+
+    @app.task(queue="here")
+    def threaded() -> str:
+        assert threading.current_thread() is not threading.main_thread()
+        return here("thread")
+
+    async with app.worker("here"):
+        for job in (await looped.enqueue(), await threaded.enqueue()):
+            assert await job.result(timeout=10) == job.id
+    assert here("outside") == ""
+    assert [where for where, _ in seen] == ["its thread", "thread", "outside"]
+
+
+def test_modules_of_tasks_may_need_each_other(tmp_path: Path) -> None:
+    """The app includes two modules whose tasks enqueue each other's; any of the three may be imported first."""
+    modules = {
+        "shop/__init__.py": "",
+        "shop/queue_app.py": """
+            from echomq import EchoMQ
+            from shop import mail, orders
+
+            app = EchoMQ("redis://127.0.0.1:1")
+            app.include(mail.tasks, name_prefix="mail.")
+            app.include(orders.tasks)
+        """,
+        "shop/mail.py": """
+            from echomq import Tasks
+            from shop import orders
+
+            tasks = Tasks(queue="mail")
+
+            @tasks.task
+            async def remind(order: int) -> None:
+                await orders.pay.enqueue(order)
+        """,
+        "shop/orders.py": """
+            from echomq import Tasks
+            from shop import mail
+
+            tasks = Tasks(queue="orders")
+
+            @tasks.task
+            async def pay(order: int) -> None:
+                await mail.remind.options(delay=60).enqueue(order)
+        """,
+    }
+    for name, text in modules.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(textwrap.dedent(text), "utf-8")
+    for first in ("queue_app", "mail", "orders"):
+        program = (
+            f"import shop.{first}; from shop.queue_app import app; from shop import mail, orders;"
+            "assert sorted(app.tasks) == ['mail.remind', 'pay'];"
+            "assert mail.remind.app is app; assert orders.pay.app is app"
+        )
+        subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=tmp_path, check=True)
