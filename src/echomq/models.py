@@ -248,11 +248,16 @@ class WorkerStats(msgspec.Struct, frozen=True):
         slots: how many jobs it can run at once.
         running: how many handlers run.
         loop_lag: seconds; the longest time in about the last minute that its event loop took to answer.
+        since_fetch: seconds since the server last answered when it was asked for jobs; None before the first time. A worker whose
+            slots are all taken does not ask.
+        away_for: seconds for which the server has not answered; 0 while it does.
     """
 
     slots: int
     running: int
     loop_lag: float
+    since_fetch: float | None = None
+    away_for: float = 0.0
 
 
 class ScheduleInfo(msgspec.Struct, frozen=True):

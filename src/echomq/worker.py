@@ -6,6 +6,7 @@ import asyncio
 import functools
 import inspect
 import random
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
@@ -16,8 +17,10 @@ import msgspec
 from echomq._log import about, logger, running_job
 from echomq._redis.client import Link
 from echomq._redis.heartbeat import HeartbeatLink
+from echomq._store.call import Lane, Patience, opened
 from echomq._store.forward import Destination
 from echomq._store.home import Home
+from echomq._store.keep import take_from_dead
 from echomq._store.keys import QueueKeys
 from echomq._store.presence import plain
 from echomq._telemetry import Guard, TelemetryOption
@@ -27,7 +30,7 @@ from echomq._worker.held import Held
 from echomq._worker.presence import worker_name
 from echomq._worker.pump import LONGEST_BLOCK
 from echomq.connection import Connection, Hub
-from echomq.errors import ConnectionLost, InvalidOption, OutcomesNotStored, ServerUnavailable, StateError
+from echomq.errors import ConnectionLost, EchoMQError, InvalidOption, OutcomesNotStored, ServerUnavailable, StateError
 from echomq.job import Job
 from echomq.models import WorkerStats
 from echomq.options import (
@@ -50,6 +53,8 @@ Processor = Callable[[Job[Any]], Any]
 """A handler: ``async def``, or a plain function, which runs in a thread of the worker's own."""
 
 _LONGEST_PAUSE = 1.0
+_LOOKS_FOR_ORPHANS: Final = (0.0, 0.2, 0.8)
+"""Seconds before each look for the jobs of a process that died."""
 _CRASH_BACKOFF: Final = Backoff.exponential(60)
 
 
@@ -216,6 +221,7 @@ class Worker:
         )
         self._session: _Session | None = None
         self._paused = False
+        self._process = ""  # by what a supervisor knows this process's locks
 
     def __repr__(self) -> str:
         return f"<Worker {self.name!r} on {self._keys.queue!r}, {self._plan.concurrency} slots>"
@@ -254,8 +260,9 @@ class Worker:
     def stats(self) -> WorkerStats:
         """How many slots it has and how many handlers run, and how promptly its event loop answers. Costs next to nothing."""
         session = self._session
-        running, lag = session.load() if session is not None and self.is_running else (0, 0.0)
-        return WorkerStats(self._plan.concurrency, running, lag)
+        if session is None or not self.is_running:
+            return WorkerStats(self._plan.concurrency, 0, 0.0)
+        return session.stats()
 
     async def __aenter__(self) -> Self:
         self._start()
@@ -355,6 +362,36 @@ class Worker:
             )
         return home
 
+    async def _take_from_dead(self, process: str, patience: float) -> None:
+        """Puts back at once what a process had in hand of this queue, for a supervisor that saw it die.
+
+        Looks again for what that process had asked for and the server had not yet read. Where the server stays away for longer
+        than ``patience`` seconds, the expiry of the locks remains.
+        """
+        plan = self._plan
+        beyond = None if plan.on_crash_limit != "backoff" else plan.crash_backoff
+        hub = self._connection.acquire()
+        trying = Patience(patience, hub.look_after)
+        try:
+            lane = Lane(await opened(lambda: hub.link(hash_tag=self._keys.hash_tag), trying), self._keys)
+            for pause in _LOOKS_FOR_ORPHANS:
+                await asyncio.sleep(pause)
+                for job_id in await take_from_dead(lane, process, plan.max_stalled_count, trying, beyond):
+                    logger.warning(
+                        "job %s of queue %s has lost its worker, which died; it is back in the queue at once",
+                        job_id,
+                        self.queue,
+                        extra=about(self.queue, job_id, ""),
+                    )
+        except EchoMQError as error:
+            logger.warning(
+                "queue %s: the jobs of a worker process that died go back only when their locks have expired: %s",
+                self.queue,
+                error,
+            )
+        finally:
+            await hub.release()
+
     def _start(self, *, until_empty: bool = False) -> _Session:
         if self.is_running:
             raise InvalidOption(f"worker {self.name!r} is running already; make another Worker for more slots")
@@ -391,6 +428,7 @@ class _Session:
         self._home = Home(worker._connection, worker._keys, telemetry=worker._plan.telemetry)
         self.is_ready = asyncio.Event()
         self._told = False
+        self._began = time.monotonic()
         self.task = asyncio.create_task(self._run(), name=f"echomq worker {worker.name}")
 
     def stop(self, *, hurry: bool = False) -> None:
@@ -420,10 +458,14 @@ class _Session:
             return False
         return crew.loop_silent_for <= self._worker._plan.lock_duration
 
-    def load(self) -> tuple[int, float]:
-        """How many handlers run, and how late the event loop answers."""
-        crew = self._crew
-        return (0, 0.0) if crew is None else (crew.pump.handlers, crew.loop_lag)
+    def stats(self) -> WorkerStats:
+        """Its figures. Called in any thread."""
+        crew, slots = self._crew, self._worker._plan.concurrency
+        if crew is None:
+            return WorkerStats(slots, 0, 0.0, away_for=time.monotonic() - self._began)
+        fetched_at = crew.pump.fetched_at
+        since = None if fetched_at is None else time.monotonic() - fetched_at
+        return WorkerStats(slots, crew.pump.handlers, crew.loop_lag, since, crew.away_for)
 
     def runs_here(self) -> bool:
         """Whether it is called in a handler of this session."""
@@ -472,6 +514,7 @@ class _Session:
                 heartbeat=heartbeat,
                 look_after=hub.look_after,
                 ready=self.is_ready,
+                process=worker._process,
             )
             if worker._paused:
                 crew.pump.shut()

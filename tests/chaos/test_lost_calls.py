@@ -70,6 +70,7 @@ CALLED = [
 ELSEWHERE = {
     *("claimEffect-1", "finishEffect-1", "releaseEffect-1"),  # tests/api/test_idempotency.py
     "takeOutcomes-2",  # test_results_queue.py
+    "takeFromDead-10",  # by a supervisor: test_supervisor.py
     *("takeEvents-1", "keepEvents-1", "leaveEvents-1"),  # tests/api/test_event_groups.py
     *(
         name for name, found in scripts().items() if found.origin[-1][0].startswith("scripts/doctor/")

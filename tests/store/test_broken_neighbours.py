@@ -292,6 +292,7 @@ STEPS: dict[str, Step] = {
     "moveToFinished, again": lambda world: world.queue.finish(count=2, lane="again too", number=1, resent=True),
     "moveStalledJobsToWait": lambda world: world.queue.sweep(worker=("a worker", "{}", 45_000)),
     "moveStalledJobsToWait, confirm": lambda world: world.queue.sweep(confirm=10),
+    "takeFromDead": lambda world: world.queue.run("takeFromDead-10", world.token.partition(":")[0], 0, "", 0),
     "extendLocks": lambda world: world.queue.extend(*((f"a{n}", world.token, f"1:{T}:{T}") for n in range(1, 10))),
     "releaseLock": lambda world: world.queue.run("releaseLock-1", world.token, keys={"lock": "emq:{q}:a1:lock"}),
     "passMarkerOn": lambda world: world.queue.run("passMarkerOn-6"),

@@ -42,6 +42,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "moveToActive-11": lambda queue, **call: queue.run("moveToActive-11", 2, 30_000, "", "", "", **call),
     "moveToFinished-14": finish,
     "moveStalledJobsToWait-14": lambda queue, **call: queue.run("moveStalledJobsToWait-14", 30_000, 1, 0, 0, **call),
+    "takeFromDead-10": lambda queue, **call: queue.run("takeFromDead-10", "prepare", 1, "", 0, **call),
     "pause-6": lambda queue, **call: queue.run("pause-6", **call),
     "resume-8": lambda queue, **call: queue.run("resume-8", **call),
     "removeDeduplicationKey-1": lambda queue, **call: queue.run("removeDeduplicationKey-1", "D", "", **call),

@@ -184,12 +184,17 @@ async def answered(link: Link, read: Callable[[], Awaitable[T]], patience: Patie
 
 
 class Lane:
-    """One line of calls. The owner makes the next call when the last has returned; a cancelled one, it makes again."""
+    """One line of calls. The owner makes the next call when the last has returned; a cancelled one, it makes again.
 
-    __slots__ = ("_again", "_heads", "_keys", "_link", "_number", "_under_way", "id")
+    Args:
+        process: what its id begins with, so that the locks which it sets can be told to be this process's.
+    """
 
-    def __init__(self, link: Link, keys: QueueKeys) -> None:
-        self.id = secrets.token_urlsafe(9)
+    __slots__ = ("_again", "_heads", "_keys", "_link", "_number", "_process", "_under_way", "id")
+
+    def __init__(self, link: Link, keys: QueueKeys, process: str = "") -> None:
+        self._process = process
+        self.id = process + secrets.token_urlsafe(9)
         self._link = link
         self._keys = keys
         self._heads: dict[str, Head] = {}
@@ -199,7 +204,7 @@ class Lane:
 
     def _begin_anew(self) -> None:
         """As another lane: somebody has written into the record of this one, so that no further call would be taken."""
-        self.id = secrets.token_urlsafe(9)
+        self.id = self._process + secrets.token_urlsafe(9)
         self._heads.clear()
         self._number = 0
 

@@ -20,6 +20,7 @@ from echomq.options import Backoff
 
 _EXTEND = "extendLocks-2"
 _SWEEP = "moveStalledJobsToWait-14"
+_TAKE_FROM_DEAD = "takeFromDead-10"
 _MOST = 1000
 
 
@@ -103,10 +104,7 @@ async def sweep(
     are not to be kept any longer. Whoever sweeps, the call says that the worker which makes it is ``present``, and when (by the
     server's clock) and by which rule its last jobs ended, for "completed" and for "failed": ``last_rules``.
     """
-    crash = b""
-    if crash_backoff is not None:
-        longest = to_ms(max(crash_backoff.delay, _LONGEST_CRASH_PAUSE))
-        crash = pack({**backoff_opts(crash_backoff), "longest": longest})
+    crash = _packed(crash_backoff)
     last = ["{}:{}".format(*last_rules[target]) if target in last_rules else "" for target in ("completed", "failed")]
     step = removals = 0
     recovered: list[str] = []
@@ -122,6 +120,34 @@ async def sweep(
             return Sweep(recovered, max(left, 0) / 1000, in_outbox)
         if step == _CONFIRM and len(reply) == _HEAD:
             await asyncio.sleep(confirm)
+
+
+def _packed(crash_backoff: Backoff | None) -> bytes:
+    if crash_backoff is None:
+        return b""
+    longest = to_ms(max(crash_backoff.delay, _LONGEST_CRASH_PAUSE))
+    return pack({**backoff_opts(crash_backoff), "longest": longest})
+
+
+async def take_from_dead(
+    lane: Lane, owner: str, max_stalled: int, patience: Patience, crash_backoff: Backoff | None = None
+) -> list[str]:
+    """Puts back at once what a process had in hand that its caller saw die, counted as ``sweep`` counts it; returns the ids.
+
+    The ids of that process's lanes, and of no others, begin with ``owner``.
+
+    Raises:
+        ServerUnavailable, ConnectionLost: patience ended.
+    """
+    recovered: list[str] = []
+    start = 0
+    while start >= 0:
+        args: list[Argument] = [owner, str(max_stalled), _packed(crash_backoff), str(start)]
+        reply = await lane.call(_TAKE_FROM_DEAD, args, patience)
+        assert isinstance(reply, list)
+        start = int(reply[1])  # type: ignore[arg-type]
+        recovered += [job_id.decode("utf-8", "replace") for job_id in reply[2:]]  # type: ignore[union-attr]
+    return recovered
 
 
 _CONFIRM, _REMOVE = -2, -3

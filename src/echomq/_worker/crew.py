@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import random
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +89,7 @@ class Crew:
         commands, blocking, heartbeat: the three connections. The crew closes the last two.
         look_after: puts a server back that is ours to put back (an embedded one).
         ready: set at the first answered fetch.
+        process: what the tokens of its locks begin with, or "": by it a supervisor knows them when this process has died.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Crew:
         heartbeat: HeartbeatLink,
         look_after: Callable[[Exception], Awaitable[None]],
         ready: asyncio.Event,
+        process: str = "",
     ) -> None:
         self._keys = keys
         self._plan = plan
@@ -151,13 +154,14 @@ class Crew:
             confirm=self._settle_locks,
             fresh_for=plan.lock_duration / 2,
             ready=ready,
+            process=process,
             without_result=self._ends.without_result,
             stored=self._stored,
             failed_to_complete=lambda held, why: self._ends.failed(
                 held, held.job.opts, f"cannot complete: {why}", "unrecoverable"
             ),
         )
-        self._outage = False
+        self._away_since: float | None = None  # monotonic, for other threads
         self._said = ""
         self._hurry = asyncio.Event()
         self._task: asyncio.Task[Any] | None = None
@@ -176,6 +180,12 @@ class Crew:
     def loop_lag(self) -> float:
         """Seconds: the longest time that the event loop took to answer lately."""
         return self._keeper.loop_lag
+
+    @property
+    def away_for(self) -> float:
+        """Seconds for which the server has not answered; 0 while it does."""
+        since = self._away_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def shut(self) -> None:
         """Fetches no more, and says so."""
@@ -326,12 +336,12 @@ class Crew:
 
         Otherwise a call that waits here could find its job's lock expired, although nobody else has taken the job.
         """
-        if not self._outage:
-            self._outage = True
+        if self._away_since is None:
+            self._away_since = time.monotonic()
             logger.warning("queue %s: %s; trying again until it answers", self._keys.queue, trouble)
         await self._settle_locks()
-        if self._outage:
-            self._outage = False
+        if self._away_since is not None:
+            self._away_since = None
             logger.warning("queue %s: the server answers again", self._keys.queue)
 
     async def _settle_locks(self) -> list[Held]:

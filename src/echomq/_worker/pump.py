@@ -11,6 +11,7 @@ import contextlib
 import enum
 import math
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from fractions import Fraction
@@ -115,6 +116,7 @@ class Pump:
         without_result: the outcome of a job whose own cannot be sent, with the reason; None if there is no other.
         stored: called with the outcomes that a call has stored, and the server's time.
         ready: set when the server has answered the first fetch.
+        process: what the ids of its lanes begin with, or "".
     """
 
     def __init__(
@@ -136,8 +138,10 @@ class Pump:
         without_result: Callable[[Held, Outcome, str], Outcome | None],
         stored: Callable[[list[Outcome], int | None], None],
         ready: asyncio.Event,
+        process: str = "",
     ) -> None:
         self._keys = keys
+        self._process = process
         self._link = link
         self._blocking = blocking
         self._table = table
@@ -185,7 +189,7 @@ class Pump:
         self._stop_when_empty = False
         self._changed = asyncio.Event()
         self._complained: dict[str, float] = {}
-        self.last_fetch = asyncio.get_running_loop().time()
+        self.fetched_at: float | None = None  # monotonic, for other threads; None before the first answer
 
     # -- what others ask of it -----------------------------------------------------------------------------------------
 
@@ -195,7 +199,7 @@ class Pump:
 
     def lane(self) -> Coroutine[Any, Any, None]:
         """One more lane, to take the place of one that has ended."""
-        lane, ask = self._unanswered.pop() if self._unanswered else (Lane(self._link, self._keys), None)
+        lane, ask = self._unanswered.pop() if self._unanswered else (Lane(self._link, self._keys, self._process), None)
         return self._drive(lane, ask)
 
     def stop_when_empty(self) -> None:
@@ -487,7 +491,7 @@ class Pump:
 
     def _fetched(self, turn: Turn, ask: _Ask) -> None:
         loop = asyncio.get_running_loop()
-        now = self.last_fetch = loop.time()
+        now = loop.time()
         if turn.now is not None:
             self._server_offset = turn.now / 1000 - now
         self._comes_due(None if turn.due_in is None else now + turn.due_in, loop)
@@ -504,6 +508,7 @@ class Pump:
                 self._drained = False
                 self._look_again()
             return
+        self.fetched_at = time.monotonic()
         if not self._ready.is_set():
             self._ready.set()
         got = len(turn.jobs) + len(turn.dropped)

@@ -24,7 +24,7 @@
 --- @arg lives_ms number
 --- @arg last_completed
 --- @arg last_failed
---- @use clock check queue_meta place paused_list workers_seen last_rules waiting_outcomes event_log
+--- @use clock check queue_meta place paused_list stalled_job workers_seen last_rules waiting_outcomes event_log
 --- @lane
 --- @returns now, milliseconds until the next sweep may begin, the step that follows (0: none), how many outcomes wait in the outbox, then the ids that went back
 
@@ -128,56 +128,14 @@ end
 
 local recovered, next_step = {}, 0
 
---- A job that takes its workers with it waits, longer each time.
-local function put_off(job_id, stalls)
-  local excess = math.min(stalls - max_stalled, 100)
-  local pause = pauses.delay * (pauses.type == "exponential" and 2 ^ (excess - 1) or pauses.type == "linear" and excess or 1)
-  pause = math.min(pause, pauses.longest)
-  pause = math.floor(pause * (1 - (pauses.jitter or 0) * math.random()))
-  local due = now + pause
-  redis.call("ZADD", delayed, place.due_score(delayed, due), job_id)
-  redis.call("HSET", base .. job_id, "stc", place.whole(stalls), "delay", place.whole(pause))
-  redis.pcall("XADD", events, "*", "event", "delayed", "jobId", job_id, "delay", place.whole(due))
-  redis.pcall("XADD", events, "*", "event", "stalled", "jobId", job_id)
-  recovered[#recovered + 1] = job_id
-end
-
+local q = {
+  base = base, wait = wait, active = active, prioritized = prioritized, delayed = delayed, events = events,
+}
+local counting = { now = now, max_stalled = max_stalled, pauses = pauses }
 local function put_back(job_id)
-  local key = base .. job_id
-  local job = redis.pcall("HMGET", key, "priority", "stc", "rjk", "name")
-  if job.err or not (job[4] or job[1]) then
-    redis.call("LREM", active, "-1", job_id)   -- no job of this id: nothing to run again
-    return
+  if stalled_job.put_back(q, counting, job_id) then
+    recovered[#recovered + 1] = job_id
   end
-  if redis.call("LREM", active, "-1", job_id) == 0 then
-    return
-  end
-  local stalls = place.count(job[2]) + 1
-  if pauses and stalls > max_stalled then
-    return put_off(job_id, stalls)
-  end
-  local priority = place.priority(job[1])
-  if priority > 0 then
-    redis.call("ZADD", prioritized, place.front_score(priority, prioritized, base .. "pc"), job_id)
-  else
-    redis.call("RPUSH", wait, job_id)
-  end
-  local scheduled = false
-  if job[3] and stalls > max_stalled then
-    scheduled = redis.call("EXISTS", base .. "repeat:" .. job[3]) == 1
-    if not scheduled then
-      local known = redis.pcall("ZSCORE", base .. "repeat", job[3])
-      scheduled = type(known) == "string"
-    end
-  end
-  if stalls > max_stalled and not scheduled then
-    redis.call("HSET", key, "stc", place.whole(stalls), "defa", "job stalled more than allowable limit")
-  else
-    redis.call("HSET", key, "stc", place.whole(stalls))
-  end
-  redis.pcall("XADD", events, "*", "event", "waiting", "jobId", job_id, "prev", "active")
-  redis.pcall("XADD", events, "*", "event", "stalled", "jobId", job_id)
-  recovered[#recovered + 1] = job_id
 end
 
 local mark_from = 0

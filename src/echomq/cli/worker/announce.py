@@ -1,0 +1,59 @@
+"""Says when all is ready, stops and has stopped."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from echomq.cli._logs import LogFormat
+
+
+class Announcer:
+    """Tells people, programs, and whoever watches a file.
+
+    Args:
+        ready_file: there while every process takes jobs and no event loop is held up.
+        as_json: print events as JSON lines.
+    """
+
+    def __init__(self, ready_file: Path | None, as_json: bool, log_format: LogFormat) -> None:
+        self._ready_file = ready_file
+        self._as_json = as_json
+        self._log_format = log_format
+
+    def ready(self, names: Sequence[str]) -> None:
+        """All of these workers take jobs."""
+        self.healthy(True)
+        if self._as_json:
+            print(json.dumps({"event": "ready", "workers": list(names), "pid": os.getpid()}), flush=True)  # noqa: T201
+        else:
+            self._say(f"ready: {', '.join(names)}")
+
+    def healthy(self, is_healthy: bool) -> None:
+        """Lets the file come and go. Called in any thread."""
+        if self._ready_file is not None and is_healthy:
+            self._ready_file.touch()
+        elif self._ready_file is not None:
+            self._ready_file.unlink(missing_ok=True)
+
+    def stopping(self) -> None:
+        """The first signal has come."""
+        self._say("stopping: running jobs may finish; a second signal (or Ctrl-C) gives them back at once")
+
+    def stopped(self, code: int) -> None:
+        """All has ended."""
+        self.healthy(False)
+        if self._as_json:
+            print(json.dumps({"event": "stopped", "code": code, "pid": os.getpid()}), flush=True)  # noqa: T201
+
+    def _say(self, text: str) -> None:
+        """Among the lines of the log, in one write, since threads of handlers log meanwhile."""
+        if self._log_format is LogFormat.json:
+            logging.getLogger("echomq").info("%s", text)
+        else:
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()

@@ -1,0 +1,157 @@
+"""One process and its workers, from their start to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
+
+from echomq import EchoMQError, OutcomesNotStored, Worker
+from echomq.cli.worker.announce import Announcer
+from echomq.cli.worker.parent import Parent
+from echomq.cli.worker.state import ProcessState, look_at
+
+EXIT_NOT_STORED: Final = 75
+"""EX_TEMPFAIL: the server was away while the worker stopped; the jobs that it names will run again."""
+
+_TELL_EVERY: Final = 1.0
+
+
+class Process:
+    """The workers of this process.
+
+    Args:
+        announce: told when all are ready, and when they stop; in a child that is the parent's affair.
+        parent: the supervisor, if there is one.
+    """
+
+    def __init__(self, workers: Sequence[Worker], announce: Announcer, parent: Parent | None) -> None:
+        self._workers = workers
+        self._announce = announce
+        self._parent = parent
+        self._closing: list[asyncio.Task[None]] = []
+        self._asked = 0
+        self._reporter = _Reporter(self.state, self._told)
+        self._was_ready = self._was_held_up = False
+
+    def state(self) -> ProcessState:
+        """How it does. For any thread."""
+        return look_at(self._workers, stopping=self._asked > 0)
+
+    async def run(self) -> int:
+        """Works until it is told to stop; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        if self._parent is not None:
+            self._parent_heard = self._parent.watch(lambda: loop.call_soon_threadsafe(self._parent_gone))
+        running = [loop.create_task(one.run()) for one in self._workers]
+        self._reporter.start()
+        ready = loop.create_task(self._until_ready())
+        stopping = loop.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({stopping, *running}, return_when=asyncio.FIRST_COMPLETED)
+            self._reporter.look()
+            ends = await asyncio.gather(*(one.close() for one in self._workers), *running, return_exceptions=True)
+        finally:
+            for task in (ready, stopping):
+                task.cancel()
+            await asyncio.gather(ready, stopping, *self._closing, return_exceptions=True)
+            self._reporter.stop()
+        return _code(ends)
+
+    async def _until_ready(self) -> None:
+        with contextlib.suppress(EchoMQError):  # why a worker cannot start is said once, when it has ended
+            await asyncio.gather(*(one.ready() for one in self._workers))
+            self._reporter.look()
+
+    def _on_signal(self) -> None:
+        self._asked += 1
+        self._stop.set()
+        if self._asked > 1:
+            self._hurry()
+        elif self._parent is None:
+            self._announce.stopping()
+
+    def _parent_gone(self) -> None:
+        """Nobody will start this process anew, nor end it: what runs goes back at once, for others to run."""
+        self._parent_heard.set()
+        logging.getLogger("echomq").error("the parent of this worker process is gone: it gives its jobs back and ends")
+        self._asked += 1
+        self._stop.set()
+        self._hurry()
+
+    def _hurry(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._closing.extend(loop.create_task(_quietly(one.close(force=True))) for one in self._workers)
+
+    def _told(self, state: ProcessState) -> None:
+        """Called in the reporter's thread, again and again."""
+        if self._parent is not None:
+            self._parent.tell(state)
+        elif not self._was_ready:
+            if state.ready:
+                self._was_ready = True
+                self._announce.ready([one.name for one in state.workers])
+        elif state.held_up != self._was_held_up:
+            self._was_held_up = state.held_up
+            self._announce.healthy(not state.held_up)
+
+
+class _Reporter:
+    """Looks at the process from a thread of its own: where the event loop is held up, nothing in it can tell.
+
+    Args:
+        look: gives the state.
+        tell: called with it, once a second and when it was asked to look.
+    """
+
+    def __init__(self, look: Callable[[], ProcessState], tell: Callable[[ProcessState], None]) -> None:
+        self._look = look
+        self._tell = tell
+        self._wake = threading.Event()
+        self._ends = False
+        self._thread = threading.Thread(target=self._run, name="echomq watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def look(self) -> None:
+        """Has it look now."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        self._ends = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(_TELL_EVERY)  # it may be waiting for a parent that does not read
+
+    def _run(self) -> None:
+        while not self._ends:
+            self._tell(self._look())
+            self._wake.wait(_TELL_EVERY)
+            self._wake.clear()
+
+
+def _code(ends: Sequence[Any]) -> int:
+    code = 0
+    for end in ends:
+        if isinstance(end, OutcomesNotStored):
+            logging.getLogger("echomq").error("%s", end)
+            code = EXIT_NOT_STORED
+        elif isinstance(end, EchoMQError):
+            logging.getLogger("echomq").error("%s", end)
+            code = code or 1
+        elif isinstance(end, BaseException) and not isinstance(end, asyncio.CancelledError):
+            raise end
+    return code
+
+
+async def _quietly(closing: Coroutine[Any, Any, None]) -> None:
+    with contextlib.suppress(EchoMQError):
+        await closing
