@@ -39,7 +39,7 @@ class Probe:
 
         self._server = Server((host, port), Handler)
         shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{self._server.server_port}"
+        self.url: str = f"http://{shown}:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="echomq probe", daemon=True)
 
     def start(self) -> None:

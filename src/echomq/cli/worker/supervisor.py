@@ -55,8 +55,8 @@ class Child:
         self.process = process
         self.name = name
         self.state: ProcessState | None = None
-        self.was_ready = False
-        self.told_to_stop = False
+        self.was_ready: bool = False
+        self.told_to_stop: bool = False
         self._began = time.monotonic()
         self._heard_at = 0.0
         self._end: asyncio.TimerHandle | None = None
