@@ -54,8 +54,6 @@ class Connection:
         ...     await orders.add("pack", {"order": 17})
     """
 
-    _link_type: type[Link] = Link  # the testing kit has one whose clock can be moved
-
     def __init__(
         self,
         url: str | None = None,
@@ -112,6 +110,7 @@ class Connection:
         self._guard = new_lock()
         self._portal: Portal | None = None
         self._closed = False
+        self._link_type: Callable[..., Link] = Link  # the testing kit has one whose clock can be moved
 
     def __repr__(self) -> str:
         return f"<Connection {self.where}{' closed' if self._closed else ''}>"
