@@ -1,11 +1,7 @@
 """The testing kit: what was enqueued, jobs that run at once, real queues without a server of your own, and time that passes.
 
-Two ways to test code that enqueues jobs (docs/testing.md):
-
-* ``inline(app)``: each job runs as it is enqueued, in this process. There is no server.
-* ``on_server(app)``: the app works on a real server to throw away. You say when its jobs run, and how time passes.
-
-With pytest they are the fixtures ``echomq_inline`` and ``echomq``.
+``on_server(app)``: the app works on a real server to throw away. You say when its jobs run, and how time passes. With pytest it
+is the fixture ``echomq``.
 """
 
 from __future__ import annotations
@@ -297,11 +293,11 @@ class Kit(_Ledger):
         if self._own_server:
             self._server.close()
 
-    async def aclose(self) -> None:
-        """The same at the end of an async test: what was opened in its event loop is closed there."""
-        if self._connection is not None:
-            await self._connection.close()
-        self.close()
+    async def rest(self) -> None:
+        """Closes what is open in this event loop, before it ends. What the app is asked afterwards opens it anew."""
+        if self._before is not None and self._connection is not None:
+            await self.app.close()
+            await self._connection.close_here()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -317,7 +313,8 @@ class Kit(_Ledger):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.aclose()
+        await self.rest()
+        self.close()
 
     # -- inside ------------------------------------------------------------------------------------------------------------
 

@@ -78,7 +78,7 @@ def complaint(wanted: Wanted, count: int | None, found: Sequence[Job[Any]], ever
     if count is None:
         head = f"{wanted} was not enqueued."
     else:
-        head = f"{wanted} was enqueued {_times(len(found))}, not {_times(count)}."
+        head = f"{wanted} was enqueued {_times(len(found))}, and should have been {_times(count)}."
     if not every:
         return f"{head} Nothing was enqueued at all."
     lines = [head, "Enqueued was:" if len(found) == len(every) else "Enqueued was, the likeliest first:"]
@@ -124,4 +124,4 @@ def _short(value: Any) -> str:
 
 
 def _times(count: int) -> str:
-    return {0: "not at all", 1: "once", 2: "twice"}.get(count, f"{count} times")
+    return {0: "0 times", 1: "once", 2: "twice"}.get(count, f"{count} times")

@@ -17,7 +17,7 @@ from echomq._store.keys import QueueKeys
 from echomq._store.presence import plain
 from echomq._testing import clock
 from echomq.app import EchoMQ
-from echomq.errors import EchoMQError
+from echomq.errors import EchoMQError, InvalidOption
 from echomq.job import Job
 from echomq.worker import Worker
 
@@ -118,6 +118,7 @@ class Driver:
         async with contextlib.AsyncExitStack() as stack:
             hub = self._app.connection.acquire()
             stack.push_async_callback(hub.release)
+            await stack.enter_async_context(self._app.running())
             for name in sorted({task.queue for task in self._app.tasks.values()}):
                 self._keys[name] = self._app.queue(name)._home.keys
                 worker = self._app.worker(name, concurrency=self._concurrency, **self._options)
@@ -154,7 +155,7 @@ class Driver:
                 settled_by = loop.time() + self._patience
                 continue
             restless = await self._restless(looks)
-            if restless is None:
+            if restless is None and len(looks) == len(self._keys):
                 return
             if loop.time() > settled_by:
                 raise NotSettled(f"after {self._patience:g} s {restless}")
@@ -207,7 +208,7 @@ class Driver:
                 break
             if job is None:
                 look = (await self._look([name]))[name]
-                if not look.can_run and not look.active:
+                if not look.can_run and not look.active and pen.taken() is None:
                     break  # it ended without a run: it had expired, or its schedule skips it
             if loop.time() > give_up:
                 what = "no job was taken" if job is None else _still(job)
@@ -297,7 +298,8 @@ class Driver:
     async def _moments(self) -> list[int]:
         """When something changes by time alone, from now on."""
         moments = []
-        looks, living = await self._look(self._keys), await self._living()
+        living = await self._living()
+        looks = await self._look(self._keys)
         for name, look in looks.items():
             keys = self._keys[name]
             if look.changes_at is not None:
@@ -338,13 +340,12 @@ class Driver:
             if not prefix or fields.get("db") != self._database:
                 continue
             try:
-                base = f"{prefix}:{base64.b64decode(queue, validate=True).decode()}:"
-            except ValueError:
+                name = base64.b64decode(queue, validate=True).decode()
+                keys = QueueKeys.of(name.strip("{}"), prefix=prefix, hash_tag=name.startswith("{"))
+            except (ValueError, InvalidOption):
                 continue
-            names.setdefault(base, set()).add(worker)
-            if base not in {keys.base for keys in self._keys.values()}:
-                keys = QueueKeys.at(base)
-                self._keys.setdefault(keys.queue, keys)
+            names.setdefault(keys.base, set()).add(worker)
+            self._keys.setdefault(keys.queue, keys)
         return names
 
     @property
@@ -363,7 +364,8 @@ class Driver:
     async def _move(self, ms: int) -> None:
         if ms <= 0:
             return
-        looks, living = await self._look(self._keys), await self._living()
+        living = await self._living()
+        looks = await self._look(self._keys)
         locks = []
         for name, look in looks.items():
             keys = self._keys[name]

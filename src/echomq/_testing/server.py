@@ -86,6 +86,13 @@ class LentConnection(Connection):
         super().__init__(url)
         self._link_type = functools.partial(MovableLink, known=known)
 
+    async def close_here(self) -> None:
+        """Closes what is open in this event loop."""
+        with self._guard:
+            hub = self._hubs.get(asyncio.get_running_loop())
+        if hub is not None:
+            await hub.close()
+
     def close_everywhere(self) -> None:
         """Closes what is open in whatever event loop, from plain code, as far as these loops have not ended."""
         self._closed = True
