@@ -1,7 +1,6 @@
 """EchoMQ: a reliable job queue for Python on Redis or Valkey.
 
 Two front doors: tasks (``EchoMQ``, ``@app.task``, ``enqueue``) and the objects below them (``Queue``, ``Worker``, ``Job``).
-Programs without an event loop have the same calls without ``await``: ``app.sync``, ``task.sync``, ``SyncQueue``.
 """
 
 from echomq._version import __version__
@@ -21,6 +20,7 @@ from echomq.errors import (
     LifespanFailed,
     LockLost,
     OutcomesNotStored,
+    ProcessCrashed,
     QueueFull,
     RateLimited,
     ResultTimeout,
@@ -54,11 +54,10 @@ from echomq.models import (
     WorkerInfo,
     WorkerStats,
 )
-from echomq.options import Backoff, Cron, Deduplication, Every, JobSpec, Keep, Limiter
+from echomq.options import Backoff, Cron, Deduplication, Every, JobSpec, Keep, Limiter, ProcessPool
 from echomq.queue import DeadLetterQueue, Page, Queue
 from echomq.retry_policy import RetryPolicy
 from echomq.scheduler import JobScheduler
-from echomq.sync import SyncJob, SyncJobScheduler, SyncQueue
 from echomq.task import AsyncTask, PlainTask, Task
 from echomq.tasks import Tasks
 from echomq.worker import Call, Worker, current_job
@@ -105,6 +104,8 @@ __all__ = [
     "Page",
     "Parent",
     "PlainTask",
+    "ProcessCrashed",
+    "ProcessPool",
     "Queue",
     "QueueEvents",
     "QueueFull",
@@ -120,9 +121,6 @@ __all__ = [
     "ServerUnavailable",
     "StaleCall",
     "StateError",
-    "SyncJob",
-    "SyncJobScheduler",
-    "SyncQueue",
     "Task",
     "Tasks",
     "Unrecoverable",

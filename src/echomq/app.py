@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
+from echomq._in_process import InProcess
 from echomq._log import about, logger
 from echomq._telemetry import Guard, TelemetryOption
 from echomq.connection import Connection
@@ -18,7 +19,6 @@ from echomq.job import Job
 from echomq.lifespan import Lifecycle, Lifespan
 from echomq.options import JobSpec, check_whole, shown
 from echomq.queue import Queue, encoded
-from echomq.sync import SyncEchoMQ
 from echomq.task import Place, Task
 from echomq.tasks import TaskMaker, Tasks
 from echomq.worker import Call, Worker
@@ -64,6 +64,7 @@ class EchoMQ(TaskMaker):
         self._queue_type: type[Queue] = Queue  # the testing kit has one that runs its jobs as they are added
         self._max_sizes: dict[str, int] = {}
         self._results: dict[str, str | Queue] = {}  # by the name of the task
+        self._process_calls: dict[str, Call] = {}
         self._unknown_logged = -_LOG_EVERY
         self._lifecycle = Lifecycle(self)
 
@@ -82,11 +83,6 @@ class EchoMQ(TaskMaker):
     def connection(self) -> Connection:
         """Its connection."""
         return self._connection
-
-    @property
-    def sync(self) -> SyncEchoMQ:
-        """The same app for programs without an event loop, such as scripts: its calls without ``await`` (docs/sync.md)."""
-        return SyncEchoMQ(self)
 
     @property
     def tasks(self) -> dict[str, Task[Any, Any]]:
@@ -237,6 +233,7 @@ class EchoMQ(TaskMaker):
         )
         worker._results_of_tasks = self._results
         worker._around = self._lifecycle.running
+        worker._loads = functools.partial(self._loads, queue)
         return worker
 
     async def work(self, *queues: str, concurrency: int = 10, **options: Any) -> None:
@@ -320,10 +317,26 @@ class EchoMQ(TaskMaker):
         task = self._tasks.get(job.name)
         if task is None:
             self._refuse_unknown(job)
+        if task.process:
+            return self._process_call(task)
         arguments = task.arguments(job.data)
         before = (job,) if task.pass_job else ()
         function = functools.partial(task.function, *before, **arguments)
         return Call(function, task.timeout, task.misfit, task.retry_policy)
+
+    def _process_call(self, task: Task[Any, Any]) -> Call:
+        """The same call for every job: the process has the job, and decodes it."""
+        found = self._process_calls.get(task.name)
+        if found is None:
+            place = InProcess.of(task, self)
+            found = Call(place.run, task.timeout, place.misfit, task.retry_policy, process=True)
+            self._process_calls[task.name] = found
+        return found
+
+    def _loads(self, queue: str) -> list[Callable[[], object]]:
+        """What a process of this queue's worker does before it takes jobs."""
+        tasks = [task for task in self._tasks.values() if task.process and task.queue == queue]
+        return [InProcess.of(task, self).load for task in tasks]
 
     def _refuse_unknown(self, job: Job[Any]) -> NoReturn:
         """A rolling deploy must not lose work: the job waits, for a worker that knows it (docs: unknown tasks)."""

@@ -14,6 +14,7 @@
     ├── QueueFull                            the queue holds as many jobs as its max_size allows; not added
     ├── BulkAddError                         a bulk add stopped half-way; says what became of each job
     ├── LifespanFailed                       what surrounds the workers of an app could not be started, or stopped in order
+    ├── ProcessCrashed                       the process that ran a handler died: its run has failed
     ├── OutcomesNotStored                    a worker stopped without its server; says whose outcomes were not stored
     ├── ServerError                          the server answered with an error
     │   ├── StaleCall                        a late copy of a call that was answered long ago; refused
@@ -203,6 +204,20 @@ class ServerUnavailable(EchoMQError, ConnectionError):
 
 class ConnectionLost(EchoMQError, ConnectionError):
     """The call was sent and its reply never came: it may or may not have been carried out."""
+
+
+class ProcessCrashed(EchoMQError):
+    """The process that ran a handler of its own died: that run has failed, as if the handler had raised this.
+
+    Attributes:
+        signal: the number of the signal that it died of, or None.
+        exit_code: its exit code where it ended itself, as by ``os._exit``, or None.
+    """
+
+    def __init__(self, message: str, *, signal: int | None = None, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.signal = signal
+        self.exit_code = exit_code
 
 
 class OutcomesNotStored(EchoMQError):

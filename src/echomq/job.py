@@ -57,8 +57,17 @@ def _about(job: Job[Any], /, *_: object, **__: object) -> Attributes:
     return {JOB_ID: job.id, JOB_NAME: job.name}
 
 
-class JobRecord(Generic[R]):
-    """A job as it was when it was read: what ``Job`` and ``SyncJob`` have in common."""
+class Job(Generic[R]):
+    """A job as it was when it was read, and the verbs it can do. ``refresh()`` gives a newer record.
+
+    Jobs come from ``Queue.add``, ``Queue.get_job`` and, in a worker, as the handler's argument.
+
+    Example:
+        >>> job = await queue.add("enroll", {"learner": 7})
+        >>> job.id, job.data
+        ('1', {'learner': 7})
+        >>> await job.result(timeout=10)
+    """
 
     __slots__ = ("_became", "_cancelled", "_data", "_home", "_returns", "_run", "_state", "_stored")
 
@@ -82,7 +91,7 @@ class JobRecord(Generic[R]):
         self._became: int = ADDED
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id!r} {self.name!r} of {self.queue_name!r}>"
+        return f"<Job {self.id!r} {self.name!r} of {self.queue_name!r}>"
 
     @property
     def id(self) -> str:
@@ -264,32 +273,6 @@ class JobRecord(Generic[R]):
     def parent(self) -> Parent | None:
         """The job that waits for it."""
         return self._stored.parent()
-
-    def _json(self, field: bytes) -> Any:
-        try:
-            return self._stored.json(field)
-        except ValueError as error:
-            raise self._broken(field.decode(), error) from None
-
-    def _broken(self, field: str, error: Exception) -> BrokenKey:
-        return BrokenKey(
-            f"field {field!r} of job {self.id!r} of queue {self.queue_name!r} cannot be read: {error}", code="BROKEN"
-        )
-
-
-class Job(JobRecord[R]):
-    """A job as it was when it was read, and the verbs it can do. ``refresh()`` gives a newer record.
-
-    Jobs come from ``Queue.add``, ``Queue.get_job`` and, in a worker, as the handler's argument.
-
-    Example:
-        >>> job = await queue.add("enroll", {"learner": 7})
-        >>> job.id, job.data
-        ('1', {'learner': 7})
-        >>> await job.result(timeout=10)
-    """
-
-    __slots__ = ()
 
     @property
     def cancelled(self) -> threading.Event:
@@ -596,14 +579,7 @@ class Job(JobRecord[R]):
 
     def _told(self, telling: Coroutine[Any, Any, T]) -> Awaitable[T]:
         """The call itself, to be awaited. In the thread of a handler the worker's event loop carries it out here and now."""
-        loop = self._home.loop
-        if loop is None or _in_a_loop():
-            return telling
-        try:
-            return cast("Awaitable[T]", asyncio.run_coroutine_threadsafe(telling, loop).result())
-        except RuntimeError:  # the loop has closed
-            telling.close()
-            raise
+        return telling if _in_a_loop() else cast("Awaitable[T]", self._home.carry_out(telling))
 
     async def _update_progress(self, value: JSON) -> None:
         await control.update_progress(self._home.line, self.id, encode_json(value, "progress"), self._run)
@@ -658,6 +634,17 @@ class Job(JobRecord[R]):
             ) from error
         except ValueError as error:
             raise ResultUnavailable(self.id, f"what stands on the server is no JSON: {error}") from error
+
+    def _json(self, field: bytes) -> Any:
+        try:
+            return self._stored.json(field)
+        except ValueError as error:
+            raise self._broken(field.decode(), error) from None
+
+    def _broken(self, field: str, error: Exception) -> BrokenKey:
+        return BrokenKey(
+            f"field {field!r} of job {self.id!r} of queue {self.queue_name!r} cannot be read: {error}", code="BROKEN"
+        )
 
 
 def _in_a_loop() -> bool:

@@ -587,6 +587,34 @@ class Limiter(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "duration", to_seconds(self.duration, "limiter duration", least=0.001))
 
 
+class ProcessPool(msgspec.Struct, frozen=True):
+    """The processes in which a worker runs what is to run in a process (``process=True``).
+
+    Attributes:
+        size: how many there are at most; left out, as many as the worker has slots.
+        max_jobs: a process ends after so many jobs, and a new one takes its place.
+        max_memory: one that holds more than so many bytes after a job ends, and a new one takes its place.
+        warm: start them with the worker, as many as the machine has processors; else each when it is first needed.
+
+    Example:
+        >>> app.worker("images", concurrency=4, processes=ProcessPool(max_jobs=1000, max_memory=512 * 1024 * 1024))
+    """
+
+    size: int | None = None
+    max_jobs: int | None = None
+    max_memory: int | None = None
+    warm: bool = True
+
+    def __post_init__(self) -> None:
+        if self.size is not None:
+            check_whole(self.size, "size", least=1, most=10_000)
+        if self.max_jobs is not None:
+            check_whole(self.max_jobs, "max_jobs", least=1)
+        if self.max_memory is not None:
+            check_whole(self.max_memory, "max_memory", least=1024 * 1024)
+        check_truth(self.warm, "warm")
+
+
 class Every(msgspec.Struct, frozen=True):
     """A schedule of one run each so many seconds, counted from the first: nothing moves with how long runs take.
 

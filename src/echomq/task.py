@@ -15,10 +15,9 @@ import msgspec
 from echomq._log import logger
 from echomq.errors import InvalidOption, Unrecoverable
 from echomq.job import Job
-from echomq.options import UNSET, Backoff, Deduplication, Duration, JobSpec, Keep, Unset, shown, to_seconds
+from echomq.options import UNSET, Backoff, Deduplication, Duration, JobSpec, Keep, Unset, check_truth, shown, to_seconds
 from echomq.queue import Queue
 from echomq.retry_policy import RetryPolicy
-from echomq.sync import SyncTask
 
 if TYPE_CHECKING:
     from echomq.app import EchoMQ
@@ -52,6 +51,7 @@ class Task(Generic[P, R]):
         queue: the name of the queue that its jobs go to.
         timeout: seconds that a run may take, or None.
         pass_job: whether the function's first argument is the running ``Job``.
+        process: whether its jobs run in a process of their own.
         retry_policy: which of its errors are worth another attempt; None: the worker decides.
         results_queue: which queue is told how its jobs end; None: the worker decides.
 
@@ -72,6 +72,7 @@ class Task(Generic[P, R]):
         options: dict[str, Any],
         retry_policy: RetryPolicy | None = None,
         results_queue: str | Queue | None = None,
+        process: bool = False,
         annotations: _Annotations | None = None,
     ) -> None:
         self._place = place
@@ -86,6 +87,9 @@ class Task(Generic[P, R]):
             )
         self.retry_policy = retry_policy
         self.results_queue = results_queue
+        self.process = check_truth(process, "process")
+        if process:
+            _check_can_be_found(function, name)
         self._options = options
         JobSpec(name, **options)  # wrong options are refused where they are written
         self._signature = _signature_of(function, name, pass_job)
@@ -117,11 +121,6 @@ class Task(Generic[P, R]):
                 "no app has included; write app.include(…) where the app is made, and import that module first"
             )
         return app
-
-    @property
-    def sync(self) -> SyncTask[P, R]:
-        """The same task for programs without an event loop: ``task.sync.enqueue(…)`` (docs/sync.md)."""
-        return SyncTask(self)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Adds a job that will call the function with these arguments.
@@ -216,6 +215,7 @@ class Task(Generic[P, R]):
             retry_policy=self.retry_policy,
             results_queue=self.results_queue,
             pass_job=self.pass_job,
+            process=self.process,
             options=_changed(self._options, given),
             annotations=self._annotations,
         )
@@ -334,12 +334,22 @@ class AsyncTask(Task[P, R]):
 
 
 class PlainTask(Task[P, R]):
-    """A task whose function is a plain ``def``: a worker runs it in a thread."""
+    """A task whose function is a plain ``def``: a worker runs it in a thread, or in a process of its own."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the function here and now, as ever. No queue is involved."""
         value: R = self.function(*args, **kwargs)
         return value
+
+
+def _check_can_be_found(function: Callable[..., Any], name: str) -> None:
+    if inspect.iscoroutinefunction(function):
+        raise InvalidOption(f"task {name!r} has process=True: its function must be a plain def, not async def")
+    if not inspect.isfunction(function) or not all(part.isidentifier() for part in function.__qualname__.split(".")):
+        raise InvalidOption(
+            f"task {name!r} has process=True: {function!r} must be a def at the top of a module, where another process "
+            "finds it by its name"
+        )
 
 
 def _changed(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class TaskDefaults(TypedDict, total=False):
 
     queue: str
     timeout: Duration | None
+    process: bool
     retry_policy: RetryPolicy | None
     results_queue: str | Queue | None
     attempts: int
@@ -49,7 +50,7 @@ class TaskOptions(TaskDefaults, total=False):
     name: str | None
 
 
-_OF_THE_TASK: Final = frozenset({"name", "queue", "timeout", "retry_policy", "results_queue"})
+_OF_THE_TASK: Final = frozenset({"name", "queue", "timeout", "process", "retry_policy", "results_queue"})
 """Options that say something of the task itself; the others are those of its jobs."""
 
 
@@ -92,7 +93,7 @@ class TaskMaker:
     def task(
         self, function: Callable[..., Any] | None = None, *, pass_job: bool = False, **options: Unpack[TaskOptions]
     ) -> Any:
-        """Makes a task of a function. Plain functions run in a thread, ``async def`` in the event loop.
+        """Makes a task of a function. Plain functions run in a thread or a process, ``async def`` in the event loop.
 
         Args:
             function: when used without parentheses.
@@ -105,6 +106,8 @@ class TaskMaker:
             timeout: seconds that a run may take; then it is cancelled, and that attempt has failed. A thread cannot be
                 stopped: ``Job.cancelled`` tells it, what it still returns is discarded, and its slot stays taken until it
                 ends.
+            process: run it in a process of its own, for what computes, or may crash (docs/executors.md). It must be a plain
+                ``def`` at the top of a module. Past its timeout the process is killed.
             retry_policy: which of its errors are worth another attempt; left out, the worker decides.
             results_queue: the name of another queue, or a ``Queue``: how each of its jobs ended becomes a job ``outcome`` there
                 (docs/results-queue.md); left out, the worker decides.
@@ -153,6 +156,7 @@ class TaskMaker:
             queue=given.get("queue", "default"),
             timeout=given.get("timeout"),
             pass_job=pass_job,
+            process=given.get("process", False),
             options={option: value for option, value in given.items() if option not in _OF_THE_TASK},
             retry_policy=given.get("retry_policy"),
             results_queue=given.get("results_queue"),

@@ -7,7 +7,7 @@ import functools
 import inspect
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
 from typing import Any, Final, Self, get_args
@@ -25,9 +25,10 @@ from echomq._store.keys import QueueKeys
 from echomq._store.presence import plain
 from echomq._telemetry import Guard, TelemetryOption
 from echomq._worker.crew import Crew, Plan
-from echomq._worker.executors import Threads, is_async
+from echomq._worker.executors import Threads, is_async, loading
 from echomq._worker.held import Held
 from echomq._worker.presence import worker_name
+from echomq._worker.processes import Processes
 from echomq._worker.pump import LONGEST_BLOCK
 from echomq.connection import Connection, Hub
 from echomq.errors import ConnectionLost, EchoMQError, InvalidOption, OutcomesNotStored, ServerUnavailable, StateError
@@ -41,6 +42,7 @@ from echomq.options import (
     Keep,
     Limiter,
     OnCrashLimit,
+    ProcessPool,
     check_truth,
     check_whole,
     shown,
@@ -80,12 +82,16 @@ class Call(msgspec.Struct, frozen=True):
             stopped: it is told by ``Job.cancelled``, what it still returns is discarded, and its slot stays taken until it ends.
         misfit: says what is wrong with what it returned, which is logged and stored all the same; None if nothing is.
         retry_policy: which of its errors are worth another attempt; None: the worker's policy holds.
+        process: run it in a process of its own, which is killed where a thread could only be told. The function is sent there
+            by its name: it is one at the top of a module, or a ``functools.partial`` of one, with values that can be pickled;
+            so is ``misfit``. In it ``current_job()`` is the job (docs/executors.md).
     """
 
     function: Callable[[], Any]
     timeout: float | None = None
     misfit: Callable[[Any], str | None] | None = None
     retry_policy: RetryPolicy | None = None
+    process: bool = False
 
 
 Route = Callable[[Job[Any]], Call]
@@ -129,6 +135,8 @@ class Worker:
         fair_share: of the jobs that this worker fetches, the share that goes to those that have waited longest, whatever their
             priority: from 0 to 0.5 (docs/priorities.md).
         metrics_points: minutes of per-minute counts to keep (protocol 10); 0 for none.
+        processes: the processes in which it runs what is to run in a process: tasks with ``process=True``, and what a ``route``
+            calls with ``Call(process=True)``. Left out, ``ProcessPool()``.
         telemetry: hears what the worker does, as for ``Queue``; left out, that of the ``Queue`` that it is given, if any.
 
     Example:
@@ -164,6 +172,7 @@ class Worker:
         crash_backoff: Backoff | None = None,
         fair_share: float = 0.0,
         metrics_points: int = 0,
+        processes: ProcessPool | None = None,
         telemetry: TelemetryOption = None,
     ) -> None:
         if not callable(processor if route is None else route) or (processor is not None and route is not None):
@@ -192,6 +201,7 @@ class Worker:
             raise InvalidOption(
                 f"retry_policy={shown(retry_policy)}: must be a RetryPolicy, such as RetryPolicy.ALWAYS"
             )
+        self._pool = _checked_pool(processes, route)
         self.name: str = worker_name() if name is None else _checked_name(name)
         self._plan = Plan(
             name=self.name,
@@ -219,6 +229,7 @@ class Worker:
         self._around: Callable[[], AbstractAsyncContextManager[None]] | None = (
             None  # what an app starts before its workers
         )
+        self._loads: Callable[[], Sequence[Callable[[], object]]] = tuple  # what a process of its own does at its start
         self._session: _Session | None = None
         self._paused = False
         self._process = ""  # by what a supervisor knows this process's locks
@@ -395,6 +406,11 @@ class Worker:
     def _start(self, *, until_empty: bool = False) -> _Session:
         if self.is_running:
             raise InvalidOption(f"worker {self.name!r} is running already; make another Worker for more slots")
+        if loading.get():
+            raise StateError(
+                f"worker {self.name!r} is started by the import of a module, which a worker's process imports too, to find its "
+                "task there: put what starts it under `if __name__ == '__main__':`"
+            )
         self._session = _Session(self, until_empty)
         return self._session
 
@@ -484,9 +500,14 @@ class _Session:
         hub = worker._connection.acquire()
         commands: Link | None = None
         threads = Threads(worker._plan.concurrency, f"echomq-{worker.name}")
+        processes = Processes(worker._plan.concurrency, worker._pool, worker._keys, self._carry)
         around = AsyncExitStack()
         try:
-            if not await self._server_is_there(hub) or not await self._enter(around):
+            if not (
+                await self._server_is_there(hub)
+                and await self._enter(around)
+                and await self._processes_are_there(processes)
+            ):
                 return []
             # A socket that is silently dead is noticed in the time of a block, whether the worker is idle or busy.
             reply_timeout = min(worker._connection.call_timeout, LONGEST_BLOCK)
@@ -501,7 +522,7 @@ class _Session:
                 )
             blocking = await hub.new_link(client_name=client_name)
             heartbeat = HeartbeatLink(await hub.settings())
-            call = _Calls(worker, self._home, threads)
+            call = _Calls(worker, self._home, threads, processes)
             destinations = _Destinations(worker, hub.is_cluster)
             self._crew = crew = Crew(
                 worker._keys,
@@ -529,6 +550,7 @@ class _Session:
         finally:
             threads.close()
             try:
+                await processes.close()
                 await around.aclose()
             finally:
                 if commands is not None:
@@ -553,6 +575,27 @@ class _Session:
             return False
         entering.result()
         return True
+
+    async def _processes_are_there(self, processes: Processes) -> bool:
+        """Waits for the first process, if any is wanted; False if the worker was stopped meanwhile."""
+        load = self._worker._loads()
+        if not load:
+            return True
+        stopped = asyncio.create_task(self._stop.wait(), name="echomq stop")
+        starting = asyncio.create_task(processes.start(load), name="echomq children")
+        try:
+            await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+            return starting.done()
+        finally:
+            stopped.cancel()
+            starting.cancel()
+            await asyncio.wait({stopped, starting})
+
+    async def _carry(self, verb: str, arguments: Sequence[Any]) -> Any:
+        """What a handler in a process of its own asks of the queue."""
+        return await getattr(self._home.line, verb)(*arguments)
 
     async def _server_is_there(self, hub: Hub) -> bool:
         """Waits for the server, for as long as it takes; False if the worker was stopped meanwhile."""
@@ -582,13 +625,14 @@ class _Session:
 
 
 class _Calls:
-    """Calls the user's handler: async ones in the loop, plain ones in a thread."""
+    """Calls the user's handler: async ones in the loop, plain ones in a thread, or in a process where that is wanted."""
 
-    def __init__(self, worker: Worker, home: Home, threads: Threads) -> None:
+    def __init__(self, worker: Worker, home: Home, threads: Threads, processes: Processes) -> None:
         self._processor = worker._processor
         self._route = worker._route
         self._is_async = self._processor is not None and is_async(self._processor)
         self._threads = threads
+        self._processes = processes
         self._home = home
         self._home.loop = asyncio.get_running_loop()
 
@@ -604,8 +648,13 @@ class _Calls:
             return await self._in_thread(held, job, functools.partial(self._processor, job), _never)
         call = self._route(job)
         held.retry_policy = call.retry_policy
-        value = await self._within_its_time(held, job, call)
-        wrong = None if call.misfit is None else call.misfit(value)
+        value: Any
+        if call.process:
+            held.called = False  # it may wait for a process
+            value, wrong = await self._processes.run(held, (call.function, call.misfit), call.timeout)
+        else:
+            value = await self._within_its_time(held, job, call)
+            wrong = None if call.misfit is None else call.misfit(value)
         if wrong is not None:
             logger.warning(
                 "job %s (%s) of queue %s returned what does not fit its task: %s",
@@ -677,6 +726,19 @@ class _Destinations:
 
 def _never() -> bool:
     return False
+
+
+def _checked_pool(pool: ProcessPool | None, route: Route | None) -> ProcessPool:
+    if pool is None:
+        return ProcessPool()
+    if not isinstance(pool, ProcessPool):
+        raise InvalidOption(f"processes={shown(pool)}: must be a ProcessPool, such as ProcessPool(max_jobs=1000)")
+    if route is None:
+        raise InvalidOption(
+            f"processes={shown(pool)}: a processor runs in the event loop or in a thread; for processes make it a task with "
+            "process=True, or give a route whose Call has process=True"
+        )
+    return pool
 
 
 def _check_takes_the_job(processor: Any) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
-from echomq._redis.forks import new_lock
 from echomq._store.keys import QueueKeys
 from echomq._store.line import Line
 from echomq._telemetry import Guard
 from echomq.connection import Connection, run_elsewhere
+
+T = TypeVar("T")
 
 
 class Home:
@@ -32,7 +36,7 @@ class Home:
         self.loop: asyncio.AbstractEventLoop | None = None
         self._line: Line | None = None  # the one used last
         self._lines: dict[asyncio.AbstractEventLoop, Line] = {}
-        self._guard = new_lock()
+        self._guard = threading.Lock()
         self._closed = False
 
     @property
@@ -52,6 +56,16 @@ class Home:
                 found = self._lines[loop] = Line(self.connection.acquire(), self.keys, self.max_size)
             self._line = found
             return found
+
+    def carry_out(self, telling: Coroutine[Any, Any, T]) -> Any:
+        """For a thread without an event loop: carries it out in that of the worker. What it gives is to be awaited, elsewhere."""
+        if self.loop is None:
+            return telling
+        try:
+            return asyncio.run_coroutine_threadsafe(telling, self.loop).result()
+        except RuntimeError:  # the loop has closed
+            telling.close()
+            raise
 
     def leads_where(self, other: Home) -> bool:
         """Whether that one is a way to the same queue."""

@@ -1,4 +1,4 @@
-"""Where handlers run: in the event loop, or in a thread."""
+"""Where handlers run: in the event loop, or in a thread; for those in processes there is ``processes``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import os
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from echomq._worker.forked import leave_fork
+
+loading: Final[contextvars.ContextVar[bool]] = contextvars.ContextVar("loading", default=False)
+"""Whether a worker's child process imports what it is to run: nothing may begin to work by that."""
 
 Ended: TypeAlias = "asyncio.Future[tuple[Any, BaseException | None]]"
 """A function that runs in a thread: done when it has ended, with what it returned or raised; cancelled when nobody waits for it

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 from echomq import errors
 from echomq._store.codec import (
@@ -38,13 +39,42 @@ from echomq.retry_policy import ErrorKind, RetryPolicy
 
 MAX_TEXT = 64 * 1024
 DEFAULT_TRACES = 10
+_cause_of = vars(BaseException)["__cause__"].__get__
 _OURS = str(Path(__file__).parents[1])
 
 STALLED_TOO_OFTEN = "job stalled more than allowable limit"
 """What the sweep, ours or another runtime's, has noted on a job whose workers died too often (protocol 3.22)."""
 
+UNREADABLE = "the error that it raised cannot be read"
+
 Delays = Callable[[StoredJob, RunOptions, int, BaseException], float | None]
 Kinds = Callable[[StoredJob, BaseException, RetryPolicy | None], ErrorKind]
+
+
+class FromProcess(Exception):
+    """The cause of an error that a handler raised in another process: what is known of it there.
+
+    Attributes:
+        reason: as ``reason_of`` says it there.
+        trace: as ``trace_of`` does.
+    """
+
+    def __init__(self, reason: str, trace: str) -> None:
+        super().__init__(f"\n{trace}")
+        self.reason = reason
+        self.trace = trace
+
+
+class Encoded(NamedTuple):
+    """A result as it is stored.
+
+    Attributes:
+        text: its JSON.
+        error: why it has none; then the text is ``null``.
+    """
+
+    text: bytes
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +130,8 @@ class Ends:
 
     def returned(self, held: Held, options: RunOptions, value: object) -> Outcome:
         """The handler returned. A result that has no JSON form never causes a second run: the work was done."""
-        keep = options.keep_completed or self.rule_completed
-        if value is None:
-            return self._completed(held, b"null", keep)
-        try:
-            return self._completed(held, encode_json(value, "result"), keep)
-        except errors.EncodingError as error:
-            reason = str(error)
-        except BaseException as error:  # an object whose own methods raise, SystemExit too, while it is being written
-            reason = f"result cannot be encoded: {message_of(error)}"
-        return self._completed(held, b"null", keep, printable(reason))
+        done = value if type(value) is Encoded else encoded(value)
+        return self._completed(held, done.text, options.keep_completed or self.rule_completed, done.error)
 
     def raised(self, held: Held, options: RunOptions, error: BaseException) -> Outcome:
         """The handler raised."""
@@ -158,7 +180,7 @@ class Ends:
 
     def unreadable(self, held: Held, options: RunOptions) -> Outcome:
         """The handler raised what cannot even be looked at without harm. It has no further attempt."""
-        return self.failed(held, options, "the error that it raised cannot be read", "unrecoverable", b"[]")
+        return self.failed(held, options, UNREADABLE, "unrecoverable", b"[]")
 
     def stopped(self, held: Held) -> Outcome:
         """The run was told to stop, by us: its job goes back."""
@@ -190,6 +212,28 @@ def _tells_of_another(job: StoredJob) -> bool:
         return False
 
 
+def from_process(error: BaseException) -> FromProcess | None:
+    """What is known of an error that was raised in another process; None for any other."""
+    cause = _cause_of(error)  # not by the error's own class, which may do what it likes
+    return cause if type(cause) is FromProcess else None
+
+
+_NO_RESULT = Encoded(b"null")
+
+
+def encoded(value: object) -> Encoded:
+    """A result as it is stored. Whatever its own methods do, this does not raise."""
+    if value is None:
+        return _NO_RESULT
+    try:
+        return Encoded(encode_json(value, "result"))
+    except errors.EncodingError as error:
+        reason = str(error)
+    except BaseException as error:  # an object whose own methods raise, SystemExit too, while it is being written
+        reason = f"result cannot be encoded: {message_of(error)}"
+    return Encoded(b"null", printable(reason))
+
+
 def printable(text: str) -> str:
     """Text that has a UTF-8 form and a bounded length."""
     clean = text.encode("utf-8", "backslashreplace").decode()
@@ -206,6 +250,8 @@ def message_of(error: BaseException) -> str:
 
 def reason_of(error: BaseException) -> str:
     """Why a job failed, as it is stored: the message alone for errors that were raised to say so, else with the type."""
+    if (elsewhere := from_process(error)) is not None:
+        return elsewhere.reason
     message = message_of(error)
     if isinstance(error, errors.Outcome):
         return message or type(error).__name__
@@ -215,6 +261,8 @@ def reason_of(error: BaseException) -> str:
 
 def trace_of(error: BaseException) -> str:
     """The traceback as text, bounded, from the user's first line on: how we called it says nothing."""
+    if (elsewhere := from_process(error)) is not None:
+        return elsewhere.trace
     try:
         return printable("".join(traceback.format_exception(type(error), error, users_part(error), limit=-50)))
     except BaseException:  # as above: hostile exceptions

@@ -13,7 +13,7 @@ from echomq._store.codec import RunOptions, StoredJob, too_late
 from echomq._store.finish import Failed, Outcome, Retry
 from echomq._worker.forked import leave_fork
 from echomq._worker.held import Held, Hold
-from echomq._worker.outcome import Ends, users_part
+from echomq._worker.outcome import Ends, from_process, users_part
 from echomq.models import FailureKind
 
 Call = Callable[[Held], Awaitable[Any]]
@@ -127,6 +127,9 @@ class Runner:
         text, values = f"job %s (%s) of queue %s {text}", (job.id, job.name, self._queue, *more)
         extra = about(self._queue, job.id, job.name)
         try:
+            elsewhere = None if error is None else from_process(error)
+            if elsewhere is not None:  # printing that runs no code of a user's class
+                text, values, error = f"{text}\n%s", (*values, elsewhere.trace.rstrip()), None
             shown = None if error is None else (type(error), error, users_part(error))
             logger.log(level, text, *values, exc_info=shown, extra=extra)
         except BaseException:  # an exception that cannot even be printed; the job's outcome does not depend on it

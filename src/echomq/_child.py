@@ -1,0 +1,314 @@
+"""The program of a worker's child process: it runs handlers, one at a time, and ends when its parent does.
+
+Its main thread runs the handlers, and between them waits at the socket. A second thread waits for the end of the socket,
+which is that of the parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import ctypes
+import logging
+import multiprocessing.spawn
+import os
+import pickle
+import resource
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NoReturn, TypeVar
+
+from echomq._log import running_job
+from echomq._redis import forks
+from echomq._store.codec import StoredJob, decode_id
+from echomq._store.home import Home
+from echomq._store.keys import QueueKeys
+from echomq._worker import pipe
+from echomq._worker.executors import loading
+from echomq._worker.forked import leave_fork
+from echomq._worker.outcome import Encoded, encoded, printable, reason_of, trace_of
+from echomq.connection import Connection
+from echomq.errors import LockLost, StateError
+from echomq.job import Job
+
+T = TypeVar("T")
+
+_DEATH_SIGNAL: Final = 1
+"""PR_SET_PDEATHSIG of Linux's prctl."""
+_TO_LEAVE: Final = 5.0
+
+
+def main(descriptor: int) -> NoReturn:
+    """Runs what comes through the socket until it ends."""
+    _die_with_parent()
+    # Whoever stops a whole group of processes means the parent, which gives this one its time.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    os.set_inheritable(descriptor, False)
+    channel = _Channel(socket.socket(fileno=descriptor))
+    forks.remember(channel)
+    setup = channel.read()
+    if setup is None:
+        sys.exit(0)
+    child = _Child(channel, setup)
+    threading.Thread(target=child.watch, name="echomq-parent", daemon=True).start()
+    sys.exit(child.work())
+
+
+def _die_with_parent() -> None:
+    """Has the kernel kill this process when the thread that started it ends, whatever it does by then."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+
+
+class _Channel:
+    """The socket to the parent, for several threads: one writes, or asks and gets its answer, at a time."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._file = connection.makefile("rb", buffering=64 * 1024)
+        self._lock = threading.RLock()
+        self._number = 0
+
+    def descriptor(self) -> int | None:
+        """The socket's number."""
+        return self._socket.fileno()
+
+    def read(self) -> pipe.Frame | None:
+        """The next frame; None at the end."""
+        try:
+            return pipe.read_frame(self._file.read)
+        except OSError:
+            return None
+
+    def tell(self, *parts: Any) -> None:
+        """Sends a frame."""
+        frame = pipe.frame(*parts)
+        with self._lock:
+            self._socket.sendall(frame)
+
+    def ask(self, verb: str, arguments: Sequence[Any]) -> Any:
+        """Makes a call through the parent, which answers nothing else meanwhile."""
+        with self._lock:
+            self._number += 1
+            self.tell(pipe.CALL, self._number, verb, list(arguments))
+            reply = self.read()
+            while reply is not None and reply[1] != self._number:  # that of a call whose thread was interrupted
+                reply = self.read()
+        if reply is None:
+            raise LockLost("the worker of this process is gone, and with it the run of the job")
+        _, _, answer, error = reply
+        if error is not None:
+            raise pipe.told_again(error)
+        return answer
+
+    def alone(self) -> threading.RLock:
+        """To be held while nobody may write."""
+        return self._lock
+
+
+class _Line:
+    """In place of a queue's line: its calls go through the parent.
+
+    They wait here and now, like everything in a handler that is no coroutine; so they can be awaited anywhere.
+    """
+
+    def __init__(self, child: _Child, keys: QueueKeys) -> None:
+        self._child = child
+        self.keys = keys
+
+    async def tell(self, told: Sequence[bytes | str]) -> Any:
+        return self._child.ask("tell", (told,))
+
+    async def call(self, name: str, args: Sequence[Any]) -> Any:
+        return self._child.ask("call", (name, list(args)))
+
+    async def read(self, name: str, args: Sequence[Any]) -> Any:
+        return self._child.ask("read", (name, list(args)))
+
+    async def ask(self, *command: Any) -> Any:
+        return self._child.ask("ask", command)
+
+    @property
+    def hub(self) -> NoReturn:
+        raise StateError(
+            "in a process of its own a handler cannot wait for jobs through its own; use a Queue or a task"
+        )
+
+
+class _Home(Home):
+    """A child's way to the queue of its job: through its parent."""
+
+    def __init__(self, child: _Child, keys: QueueKeys) -> None:
+        super().__init__(Connection("redis://in-a-child.invalid"), keys)
+        self._through_parent = _Line(child, keys)
+
+    @property
+    def line(self) -> Any:
+        """The line through the parent."""
+        return self._through_parent
+
+    def carry_out(self, telling: Any) -> Any:
+        """Carries it out here and now: it waits for nothing but the parent, which answers in its own time."""
+        try:
+            telling.send(None)
+        except StopIteration as done:
+            return done.value
+        raise AssertionError("a call through the parent has waited for something else")
+
+
+class _Run:
+    """What tells this run of a job from every other."""
+
+    def __init__(self, token: str, run: bytes) -> None:
+        self.token = token
+        self.run = run
+
+
+class _Child:
+    def __init__(self, channel: _Channel, setup: pipe.Frame) -> None:
+        self._channel = channel
+        _, names, main_module, levels, self._measures, self._preload = setup
+        queue, prefix, hash_tag = names
+        self._home = _Home(self, QueueKeys.of(queue, prefix=prefix, hash_tag=hash_tag))
+        self._main_module: dict[str, Any] = main_module
+        sys.argv = self._main_module.pop("sys_argv")
+        self._pid = os.getpid()
+        self._busy = False
+        _log_through(channel, levels)
+
+    def work(self) -> int:
+        """Loads, then runs jobs until the parent is gone or wants no more. Gives the exit code."""
+        try:
+            self._loading(self._load)
+        except BaseException as error:  # whatever a user's module does when it is imported
+            self._channel.tell(
+                pipe.BROKEN, f"it could not load what it is to run: {reason_of(error)}\n{trace_of(error)}"
+            )
+            return 1
+        self._channel.tell(pipe.READY)
+        while (frame := self._channel.read()) is not None:
+            if frame[0] == pipe.RUN:
+                self._run(frame)
+        return 0
+
+    def watch(self) -> None:
+        """In a thread of its own: ends this process when its parent is gone."""
+        poll = select.poll()
+        poll.register(self._channel.descriptor() or 0, 0)  # nothing but its end
+        poll.poll()
+        if not self._busy:
+            time.sleep(_TO_LEAVE)  # the main thread has seen it too, and leaves in order
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    def ask(self, verb: str, arguments: Sequence[Any]) -> Any:
+        """A call through the parent, as long as the run lasts."""
+        if os.getpid() != self._pid:
+            raise StateError(
+                "this process was forked from that of the handler, and has no way to the server; use a Queue"
+            )
+        with self._channel.alone():
+            if not self._busy:
+                raise LockLost("this run of the job is over")
+            return self._channel.ask(verb, arguments)
+
+    def _load(self) -> None:
+        for load in self._unpickled(self._preload):
+            load()
+
+    def _unpickled(self, data: bytes) -> Any:
+        """What the parent has pickled. If that names its main module, this is made again first, once."""
+        if self._main_module and b"__main__" in data:
+            main, self._main_module = self._main_module, {}
+            self._loading(lambda: multiprocessing.spawn.prepare(main))
+        return pickle.loads(data)
+
+    @staticmethod
+    def _loading(load: Callable[[], T]) -> T:
+        before = loading.set(True)
+        try:
+            return load()
+        finally:
+            loading.reset(before)
+
+    def _run(self, frame: pipe.Frame) -> None:
+        _, job_id, token, run, fields, called = frame
+        job: Job[Any] = Job(StoredJob(decode_id(job_id), fields), self._home, run=_Run(token, run))
+        self._busy = True
+        answer: tuple[Any, ...]
+        try:
+            value, misfit = contextvars.copy_context().run(self._call, job, called)
+        except BaseException as error:  # SystemExit too: it is the job's outcome, not the end of this process
+            leave_fork(self._pid, error)
+            answer = (pipe.RAISED, pipe.told(error))
+        else:
+            leave_fork(self._pid, None)
+            answer = (pipe.RETURNED, *_encoded(value), None if misfit is None else printable(misfit))
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # closed, or a full disk
+                stream.flush()
+        with self._channel.alone():
+            self._busy = False
+            self._channel.tell(*answer, _memory() if self._measures else 0)
+
+    def _call(self, job: Job[Any], called: bytes) -> tuple[Any, str | None]:
+        running_job.set(job)
+        function, misfit = self._unpickled(called)
+        value = function()
+        return value, None if misfit is None else misfit(value)
+
+
+def _encoded(value: Any) -> Encoded:
+    found = encoded(value)
+    if len(found.text) > pipe.MOST_BYTES:
+        return Encoded(b"null", f"result: {len(found.text)} bytes are more than a server takes")
+    return found
+
+
+def _memory() -> int:
+    """Bytes that this process holds; where the system does not tell, the most that it has held."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+    except (OSError, ValueError, IndexError):
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024
+
+
+class _ToParent(logging.Handler):
+    """Sends records to the parent, whose logger of the same name gets them."""
+
+    def __init__(self, channel: _Channel) -> None:
+        super().__init__()
+        self._channel = channel
+        self._formatter = logging.Formatter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            parts = {name: _plain(value) for name, value in vars(record).items() if name not in ("args", "exc_info")}
+            parts["msg"] = printable(record.getMessage())
+            if record.exc_info:
+                parts["exc_text"] = printable(self._formatter.formatException(record.exc_info))
+            self._channel.tell(pipe.LOG, parts)
+        except Exception:
+            self.handleError(record)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return printable(value if isinstance(value, str) else str(value))
+
+
+def _log_through(channel: _Channel, levels: dict[str, int]) -> None:
+    logging.root.addHandler(_ToParent(channel))
+    for name, level in levels.items():
+        logging.getLogger(name or None).setLevel(level)
