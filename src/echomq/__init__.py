@@ -1,6 +1,7 @@
 """EchoMQ: a reliable job queue for Python on Redis or Valkey.
 
 Two front doors: tasks (``EchoMQ``, ``@app.task``, ``enqueue``) and the objects below them (``Queue``, ``Worker``, ``Job``).
+Programs without an event loop have the same calls without ``await``: ``app.sync``, ``task.sync``, ``SyncQueue``.
 """
 
 from echomq._version import __version__
@@ -58,6 +59,7 @@ from echomq.options import Backoff, Cron, Deduplication, Every, JobSpec, Keep, L
 from echomq.queue import DeadLetterQueue, Page, Queue
 from echomq.retry_policy import RetryPolicy
 from echomq.scheduler import JobScheduler
+from echomq.sync import SyncJob, SyncJobScheduler, SyncQueue
 from echomq.task import AsyncTask, PlainTask, Task
 from echomq.tasks import Tasks
 from echomq.worker import Call, Worker, current_job
@@ -121,6 +123,9 @@ __all__ = [
     "ServerUnavailable",
     "StaleCall",
     "StateError",
+    "SyncJob",
+    "SyncJobScheduler",
+    "SyncQueue",
     "Task",
     "Tasks",
     "Unrecoverable",

@@ -1,4 +1,4 @@
-"""A user's open database transaction, whatever library it belongs to, and one savepoint in it. For ``SQLOnce``."""
+"""An open database transaction, whatever library it belongs to, and one savepoint in it. For ``SQLOnce`` and ``Outbox``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SQLALCHEMY: Final[Mapping[str, Dialect]] = {
 }
 
 _NO_TRANSACTION = (
-    "the connection is in autocommit mode and no transaction is open: a claim would be committed before its effect. "
+    "the connection is in autocommit mode and no transaction is open: what is written would be committed by itself. "
     "Begin a transaction first, or turn autocommit off"
 )
 
@@ -66,6 +66,9 @@ class Transaction(Protocol):
     def look_up(self, statement: str, *values: str) -> tuple[Any] | None:
         """The only column of the first row, or None if there is no row."""
 
+    def rows(self, statement: str, *values: str) -> list[tuple[Any, ...]]:
+        """All rows."""
+
 
 def open_transaction(connection: object, dialect: Dialect | None) -> Transaction:
     """Finds out what the user handed over.
@@ -89,7 +92,7 @@ def open_transaction(connection: object, dialect: Dialect | None) -> Transaction
     if chosen is None:
         raise InvalidOption(
             f"{given}: the driver {type(connection).__module__!r} is not known; if its database is one of "
-            f"{', '.join(get_args(Dialect))}, say so: SQLOnce(dialect=…)"
+            f"{', '.join(get_args(Dialect))}, say so with dialect=…"
         )
     style = _paramstyle(module)
     if style is None:
@@ -100,6 +103,24 @@ def open_transaction(connection: object, dialect: Dialect | None) -> Transaction
     return _DriverTransaction(connection, chosen, style)
 
 
+def set_read_committed(connection: Any, dialect: Dialect | None) -> None:
+    """On a new connection of a driver for MySQL, lets its transactions lock the rows that they read and nothing between them."""
+    if (dialect or _driver_of(connection)[1]) == "mysql":
+        cursor = connection.cursor()
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        cursor.close()
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the database has undone a transaction because of another one: the same may be tried again at once."""
+    for seen in (error, getattr(error, "orig", None), error.__cause__):
+        state = getattr(seen, "sqlstate", None) or getattr(seen, "pgcode", None)
+        number = getattr(seen, "errno", None) or next(iter(getattr(seen, "args", ())), None)
+        if state in ("40001", "40P01") or number in (1213, 1020):  # a deadlock, or a row that another one has changed
+            return True
+    return False
+
+
 def is_sqlalchemy(connection: object) -> bool:
     """Whether it is a synchronous Connection or Session of SQLAlchemy."""
     return _is_one_of(connection, ("sqlalchemy", "Connection"), ("sqlalchemy.orm", "Session", "scoped_session"))
@@ -108,6 +129,16 @@ def is_sqlalchemy(connection: object) -> bool:
 def is_async_sqlalchemy(connection: object) -> bool:
     """Whether it is an asynchronous Connection or Session of SQLAlchemy."""
     return _is_one_of(connection, ("sqlalchemy.ext.asyncio", "AsyncConnection", "AsyncSession", "async_scoped_session"))
+
+
+def is_engine(value: object) -> bool:
+    """Whether it is a synchronous Engine of SQLAlchemy."""
+    return _is_one_of(value, ("sqlalchemy", "Engine"))
+
+
+def is_async_engine(value: object) -> bool:
+    """Whether it is an AsyncEngine of SQLAlchemy."""
+    return _is_one_of(value, ("sqlalchemy.ext.asyncio", "AsyncEngine"))
 
 
 def _is_one_of(value: object, *places: tuple[str, ...]) -> bool:
@@ -209,6 +240,14 @@ class _DriverTransaction:
             return None
         return (next(iter(row.values())) if isinstance(row, Mapping) else row[0],)
 
+    def rows(self, statement: str, *values: str) -> list[tuple[Any, ...]]:
+        cursor = self._cursor()
+        try:
+            cursor.execute(*self._bound(statement, values))
+            return [tuple(row.values() if isinstance(row, Mapping) else row) for row in cursor.fetchall()]
+        finally:
+            cursor.close()
+
     def _bound(self, statement: str, values: tuple[str, ...]) -> tuple[Any, ...]:
         # Without values none are passed: a driver then leaves the text alone.
         return bind(statement, values, self._style) if values else (statement,)
@@ -281,6 +320,9 @@ class _SQLAlchemyTransaction:
     def look_up(self, statement: str, *values: str) -> tuple[Any] | None:
         row = self._connection.exec_driver_sql(*self._bound(statement, values)).fetchone()
         return None if row is None else (row[0],)
+
+    def rows(self, statement: str, *values: str) -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in self._connection.exec_driver_sql(*self._bound(statement, values)).fetchall()]
 
     def _bound(self, statement: str, values: tuple[str, ...]) -> tuple[Any, ...]:
         return bind(statement, values, self._connection.dialect.paramstyle) if values else (statement,)

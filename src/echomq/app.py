@@ -19,6 +19,7 @@ from echomq.job import Job
 from echomq.lifespan import Lifecycle, Lifespan
 from echomq.options import JobSpec, check_whole, shown
 from echomq.queue import Queue, encoded
+from echomq.sync import SyncEchoMQ
 from echomq.task import Place, Task
 from echomq.tasks import TaskMaker, Tasks
 from echomq.worker import Call, Worker
@@ -83,6 +84,11 @@ class EchoMQ(TaskMaker):
     def connection(self) -> Connection:
         """Its connection."""
         return self._connection
+
+    @property
+    def sync(self) -> SyncEchoMQ:
+        """The same app for programs without an event loop, such as scripts: its calls without ``await`` (docs/sync.md)."""
+        return SyncEchoMQ(self)
 
     @property
     def tasks(self) -> dict[str, Task[Any, Any]]:

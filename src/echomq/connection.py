@@ -11,17 +11,18 @@ import contextlib
 import logging
 import math
 import os
-import threading
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from typing import Any, Final, Protocol, Self, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
+from echomq._portal import Portal
 from echomq._redis import server_info
 from echomq._redis.client import Link
 from echomq._redis.connect import Settings
 from echomq._redis.embedded import EmbeddedServer, join, join_async
 from echomq._redis.embedded.places import MEMORY, check_name
+from echomq._redis.forks import new_lock
 from echomq.errors import EchoMQError, InvalidOption, ServerUnavailable
 from echomq.options import Duration, shown, to_seconds
 
@@ -52,8 +53,6 @@ class Connection:
         >>> async with Queue("orders", connection=connection) as orders:
         ...     await orders.add("pack", {"order": 17})
     """
-
-    _link_type: type[Link] = Link  # the testing kit has one whose clock can be moved
 
     def __init__(
         self,
@@ -108,8 +107,10 @@ class Connection:
         self._connect_timeout = _positive(connect_timeout, "connect_timeout")
         self._wait = math.inf if wait == math.inf else to_seconds(wait, "wait")
         self._hubs: dict[asyncio.AbstractEventLoop, Hub] = {}
-        self._guard = threading.Lock()
+        self._guard = new_lock()
+        self._portal: Portal | None = None
         self._closed = False
+        self._link_type: Callable[..., Link] = Link  # the testing kit has one whose clock can be moved
 
     def __repr__(self) -> str:
         return f"<Connection {self.where}{' closed' if self._closed else ''}>"
@@ -170,6 +171,22 @@ class Connection:
                 hub = self._hubs[loop] = Hub(self, loop)
             hub.users += 1
         return hub
+
+    @property
+    def portal(self) -> Portal:
+        """Not for users of EchoMQ. The event loop of its own through which plain code makes its calls, begun with the first."""
+        with self._guard:
+            if self._portal is None:
+                self._portal = Portal(self.where, self._open_in, self._close_in)
+            return self._portal
+
+    def _open_in(self, loop: asyncio.AbstractEventLoop) -> bool:
+        return loop in self._hubs
+
+    async def _close_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        hub = self._hubs.get(loop)
+        if hub is not None:
+            await hub.close()
 
     def forget(self, hub: Hub) -> None:
         """Not for users of EchoMQ. A hub is closing."""
@@ -411,7 +428,7 @@ def _positive(value: Duration, name: str) -> float:
 
 # One for the process, as its name says: a queue and a worker that both name it meet there. It ends with the process.
 _memory_servers: dict[int, EmbeddedServer] = {}
-_memory_guard = threading.Lock()
+_memory_guard = new_lock()
 
 
 def _own_memory_server() -> EmbeddedServer:

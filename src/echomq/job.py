@@ -57,17 +57,8 @@ def _about(job: Job[Any], /, *_: object, **__: object) -> Attributes:
     return {JOB_ID: job.id, JOB_NAME: job.name}
 
 
-class Job(Generic[R]):
-    """A job as it was when it was read, and the verbs it can do. ``refresh()`` gives a newer record.
-
-    Jobs come from ``Queue.add``, ``Queue.get_job`` and, in a worker, as the handler's argument.
-
-    Example:
-        >>> job = await queue.add("enroll", {"learner": 7})
-        >>> job.id, job.data
-        ('1', {'learner': 7})
-        >>> await job.result(timeout=10)
-    """
+class JobRecord(Generic[R]):
+    """A job as it was when it was read: what ``Job`` and ``SyncJob`` have in common."""
 
     __slots__ = ("_became", "_cancelled", "_data", "_home", "_returns", "_run", "_state", "_stored")
 
@@ -91,7 +82,7 @@ class Job(Generic[R]):
         self._became: int = ADDED
 
     def __repr__(self) -> str:
-        return f"<Job {self.id!r} {self.name!r} of {self.queue_name!r}>"
+        return f"<{type(self).__name__} {self.id!r} {self.name!r} of {self.queue_name!r}>"
 
     @property
     def id(self) -> str:
@@ -273,6 +264,32 @@ class Job(Generic[R]):
     def parent(self) -> Parent | None:
         """The job that waits for it."""
         return self._stored.parent()
+
+    def _json(self, field: bytes) -> Any:
+        try:
+            return self._stored.json(field)
+        except ValueError as error:
+            raise self._broken(field.decode(), error) from None
+
+    def _broken(self, field: str, error: Exception) -> BrokenKey:
+        return BrokenKey(
+            f"field {field!r} of job {self.id!r} of queue {self.queue_name!r} cannot be read: {error}", code="BROKEN"
+        )
+
+
+class Job(JobRecord[R]):
+    """A job as it was when it was read, and the verbs it can do. ``refresh()`` gives a newer record.
+
+    Jobs come from ``Queue.add``, ``Queue.get_job`` and, in a worker, as the handler's argument.
+
+    Example:
+        >>> job = await queue.add("enroll", {"learner": 7})
+        >>> job.id, job.data
+        ('1', {'learner': 7})
+        >>> await job.result(timeout=10)
+    """
+
+    __slots__ = ()
 
     @property
     def cancelled(self) -> threading.Event:
@@ -634,17 +651,6 @@ class Job(Generic[R]):
             ) from error
         except ValueError as error:
             raise ResultUnavailable(self.id, f"what stands on the server is no JSON: {error}") from error
-
-    def _json(self, field: bytes) -> Any:
-        try:
-            return self._stored.json(field)
-        except ValueError as error:
-            raise self._broken(field.decode(), error) from None
-
-    def _broken(self, field: str, error: Exception) -> BrokenKey:
-        return BrokenKey(
-            f"field {field!r} of job {self.id!r} of queue {self.queue_name!r} cannot be read: {error}", code="BROKEN"
-        )
 
 
 def _in_a_loop() -> bool:

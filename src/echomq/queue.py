@@ -189,7 +189,7 @@ class Queue:
     async def add_bulk(self, jobs: Iterable[JobSpec]) -> list[Job[Any]]:
         """Adds many jobs to this queue, in order; also those that a task of another queue has made with ``spec``.
 
-        All are checked and encoded before the first is sent. They travel in parts of at most 250 jobs or 1 MiB; each
+        All are checked and encoded before the first is sent. They travel in parts of at most 100 jobs or 1 MiB; each
         part is added as a whole or not at all.
 
         Raises:

@@ -18,6 +18,7 @@ from echomq.job import Job
 from echomq.options import UNSET, Backoff, Deduplication, Duration, JobSpec, Keep, Unset, check_truth, shown, to_seconds
 from echomq.queue import Queue
 from echomq.retry_policy import RetryPolicy
+from echomq.sync import SyncTask
 
 if TYPE_CHECKING:
     from echomq.app import EchoMQ
@@ -121,6 +122,11 @@ class Task(Generic[P, R]):
                 "no app has included; write app.include(…) where the app is made, and import that module first"
             )
         return app
+
+    @property
+    def sync(self) -> SyncTask[P, R]:
+        """The same task for programs without an event loop: ``task.sync.enqueue(…)`` (docs/sync.md)."""
+        return SyncTask(self)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Adds a job that will call the function with these arguments.

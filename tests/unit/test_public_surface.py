@@ -18,7 +18,7 @@ import echomq
 from echomq import errors
 
 DOCS = Path(__file__).parents[2] / "docs"
-MODULES = ["echomq", "echomq.doctor", "echomq.events", "echomq.metrics", "echomq.telemetry"]
+MODULES = ["echomq", "echomq.doctor", "echomq.events", "echomq.metrics", "echomq.sync", "echomq.telemetry"]
 INTERNAL = ("Not for users", "See ``Telemetry``")
 """How the docstring of a method begins that other modules alone call, or whose explanation stands elsewhere."""
 ASKED_BY_OTHERS = {"collect", "describe", "filter"}
@@ -26,8 +26,14 @@ ASKED_BY_OTHERS = {"collect", "describe", "filter"}
 
 
 def public_members(found: type) -> Iterator[tuple[str, str]]:
-    """The methods and properties that a class defines, each with its docstring."""
-    for member, value in vars(found).items():
+    """The methods and properties that a class, or one of ours that it is made of, defines, each with its docstring."""
+    members = {
+        name: value
+        for base in reversed(found.__mro__)
+        if base.__module__.startswith("echomq.")
+        for name, value in vars(base).items()
+    }
+    for member, value in members.items():
         function: Any = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
         if inspect.isfunction(function) and not member.startswith("_"):
             yield member, function.__doc__ or ""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import weakref
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 
 class HasSocket(Protocol):
@@ -19,7 +20,8 @@ class HasSocket(Protocol):
         """The socket's number, or None if it is closed."""
 
 
-_open: weakref.WeakSet[HasSocket] = weakref.WeakSet()
+_open: Final[weakref.WeakSet[HasSocket]] = weakref.WeakSet()
+_locks: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 
 
 def remember(connection: HasSocket) -> None:
@@ -27,7 +29,23 @@ def remember(connection: HasSocket) -> None:
     _open.add(connection)
 
 
+def new_lock() -> threading.Lock:
+    """A lock that is free in a forked child, also if another thread of the parent, which the child has not, held it then."""
+    lock = threading.Lock()
+    _locks.add(lock)
+    return lock
+
+
+def new_recursive_lock() -> threading.RLock:
+    """The same, but for a lock that one thread may take more than once."""
+    lock = threading.RLock()
+    _locks.add(lock)
+    return lock
+
+
 def _in_child() -> None:
+    for lock in list(_locks):
+        lock._at_fork_reinit()  # what the standard library does with its own
     # The numbers stay taken, so that what still believes to own them cannot close something else by mistake.
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for connection in list(_open):

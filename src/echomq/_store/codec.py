@@ -427,6 +427,13 @@ def carrying(job: NewJob, context: str) -> NewJob:
     return (name, data, b'%b,"tm":%b}' % (opts[:-1], _encoder.encode(context)), *rest)
 
 
+def sent_once(job: NewJob, token: str, remember: float) -> NewJob:
+    """The same job as one sending of an outbox: sent again within so many seconds, it is not added again."""
+    more = job[MORE]
+    packed: dict[str, Any] = _unpacker.decode(more) if isinstance(more, bytes) else {}
+    return (*job[:MORE], pack({**packed, "once": {"id": token, "ttl": to_ms(remember)}}), *job[MORE + 1 :])
+
+
 # -- outcomes that are forwarded ---------------------------------------------------------------------------------------
 
 OUTCOME_OPTS: Final = '{"attempts":10,"backoff":{"type":"exponential","delay":1000},"outcome":true}'

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from echomq._redis.forks import new_lock
 from echomq._store.keys import QueueKeys
 from echomq._store.line import Line
 from echomq._telemetry import Guard
@@ -36,7 +36,7 @@ class Home:
         self.loop: asyncio.AbstractEventLoop | None = None
         self._line: Line | None = None  # the one used last
         self._lines: dict[asyncio.AbstractEventLoop, Line] = {}
-        self._guard = threading.Lock()
+        self._guard = new_lock()
         self._closed = False
 
     @property

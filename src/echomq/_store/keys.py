@@ -22,6 +22,7 @@ _OURS = {
     "version_5": "v5", "healing": "healing", "standing": "standing",
     "workers": "workers",
     "rules": "rules", "outbox": "outbox", "forwarding": "forwarding",
+    "sent": "sent",
 }  # fmt: skip
 """Keys of our own: not under ``{prefix}:``, where other programs' maintenance would take them for jobs and delete them.
 
@@ -34,7 +35,9 @@ THEIRS: Final = (
 )  # fmt: skip
 """All others that a queue has once, by their suffixes (protocol 1.1): those of other runtimes and of old versions too."""
 
-EXPIRING: Final = frozenset({"calls", "suspects", "limits", "v5", "healing", "standing", "workers", "forwarding"})
+EXPIRING: Final = frozenset(
+    {"calls", "suspects", "limits", "v5", "healing", "standing", "workers", "forwarding", "sent"}
+)
 """Those of our own that never stand without an expiry. The others hold what nobody but them knows."""
 
 LEFT_BEHIND: Final = EXPIRING | {"paused-schedulers", "rules"}

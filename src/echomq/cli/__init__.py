@@ -18,6 +18,7 @@ _COMMANDS: Final = {
         "doctor",
         "Find what is not as it should be, and repair it.",
     ),
+    "outbox": ("echomq.cli.outbox", "app", "Send what a transactional outbox of a database holds; look at it."),
     "metrics": ("echomq.cli.metrics", "metrics", "Serve queues to Prometheus, until SIGTERM or SIGINT (Ctrl-C)."),
     "demo": ("echomq.cli.demo", "demo", "Enrol learners while workers are killed, and audit the outcome."),
     "bench": ("echomq.cli.bench", "bench", "Measure adding, draining and latency with jobs that do nothing."),

@@ -1,11 +1,12 @@
 --- @rare
 --- @use check job_keys new_job place free_number
---- Adds jobs one by one, each with regard to what those before it left: jobs with a deduplication id (protocol 7.1-7.3), and all
---- where only so many may wait.
+--- Adds jobs one by one, each with regard to what those before it left: jobs with a deduplication id (protocol 7.1-7.3), those
+--- that are sent from an outbox, and all where only so many may wait.
 
 local M = {}
 
 local ADDED, THERE, HELD, FULL = 1, 0, 2, 3
+local FORGOTTEN = 2   -- of the sendings that are remembered, so many for each that comes: the set cannot grow by the old ones
 
 --- Looks at what the adds will read and write; raises BROKEN.
 function M.look(q, more, active)
@@ -16,6 +17,9 @@ function M.look(q, more, active)
   check.zset(q.base .. "completed")
   check.zset(q.base .. "failed")
   for _, one in pairs(more) do
+    if one.once then
+      check.zset(q.sent)
+    end
     if one.de then
       local owner = check.text(q.base .. "de:" .. one.de.id)
       if owner then
@@ -111,6 +115,23 @@ local function meet(q, call, de, key, next_key, owner, job)
   return de.reschedule and reschedule(q, owner, job) and "rescheduled" or "held"
 end
 
+--- Whether this sending was answered before: the job may have run and be gone by now.
+local function was_sent(q, call, once)
+  local until_when = redis.call("ZSCORE", q.sent, once.id)
+  return until_when and tonumber(until_when) > call.now
+end
+
+--- Remembers a sending for its time, and forgets some whose time is up.
+local function remember(q, call, once)
+  for _, old in ipairs(redis.call("ZRANGEBYSCORE", q.sent, "-inf", call.now_text, "LIMIT", "0", FORGOTTEN)) do
+    redis.call("ZREM", q.sent, old)
+  end
+  redis.call("ZADD", q.sent, place.whole(call.now + once.ttl), once.id)
+  if redis.call("PTTL", q.sent) < once.ttl then
+    redis.call("PEXPIRE", q.sent, place.whole(once.ttl))
+  end
+end
+
 --- The arguments of the job at this index, with the id that it gets: its own, or a number that no job has.
 local function job_of(q, call, index)
   local at = call.at + (index - 1) * call.stride
@@ -143,6 +164,10 @@ local function decide(q, call, job, size)
     redis.pcall("XADD", q.events, "*", "event", "duplicated", "jobId", job.id)
     return THERE, job.id
   end
+  local once = job.more.once
+  if once and was_sent(q, call, once) then
+    return THERE, job.id
+  end
   local de = job.more.de
   local key, next_key, owner
   if de then
@@ -173,6 +198,9 @@ function M.add_each(q, call)
   for index = 1, call.count do
     local job = job_of(q, call, index)
     local code, id, grown, moved = decide(q, call, job, size)
+    if job.more.once and code ~= FULL then
+      remember(q, call, job.more.once)
+    end
     later = later or moved
     if code == ADDED then
       size = size and size + grown

@@ -19,7 +19,7 @@
 --- @returns now, then for each job two values: its id and 1 if it was added; its id and 0 if a job of this id was there; 2 with the id of the job that holds its deduplication id; 3 with how many jobs wait, if that is max_size ("" for none) or more
 
 -- A job is nine arguments: name, data, opts, timestamp ("" for now), delay, due ("" or an absolute time in its place),
--- priority, more ("" or packed: lifo, de), id ("" for the next number).
+-- priority, more ("" or packed: lifo, de, once), id ("" for the next number).
 local STRIDE = 9
 
 local plain, all_plain = {}, true   -- which jobs go into wait as they are
@@ -31,7 +31,7 @@ for index = 1, count do
   local packed = ARGV[at + 7]
   if packed ~= "" then
     more[index] = cmsgpack.unpack(packed)
-    singly = singly or more[index].de ~= nil
+    singly = singly or more[index].de ~= nil or more[index].once ~= nil
   end
 end
 
@@ -56,6 +56,7 @@ local q = {
   base = base, wait = wait, prioritized = prioritized, delayed = delayed, events = events, pc = pc,
 }
 if singly then
+  q.sent = string.sub(calls, 1, -#"calls" - 1) .. "sent"   -- what outboxes have sent, for as long as it may come again
   one_by_one.look(q, more, active)
 end
 

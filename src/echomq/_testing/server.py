@@ -1,0 +1,136 @@
+"""A real server to throw away, and a thread from which plain code can ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+from collections.abc import Coroutine
+from typing import Any, Final, Self, TypeVar
+
+from echomq._redis.embedded import EmbeddedServer, join
+from echomq._redis.embedded.places import MEMORY
+from echomq._testing.clock import MovableLink
+from echomq.connection import Connection, Hub
+
+T = TypeVar("T")
+
+_DATABASES: Final = 15
+"""Those beside the first, which is for whoever connects by the server's URL."""
+
+
+class Server:
+    """A real server that belongs to this process, keeps nothing, and is gone when it is closed or the process ends.
+
+    It starts when it is first asked for something. One for a whole run of tests is enough: each ``Kit`` has an empty database.
+
+    Example:
+        >>> with Server() as server, on_server(app, server) as kit:
+        ...     kit.wait(enroll.enqueue(7, "redis"))
+        ...     kit.wait(kit.run_until_drained())
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._embedded: EmbeddedServer | None = None
+        self._portal: Portal | None = None
+        self._known: dict[str, str] = {}
+        self._lent = 0
+
+    def __repr__(self) -> str:
+        return f"<Server {'not started' if self._embedded is None else self._embedded.url}>"
+
+    @property
+    def url(self) -> str:
+        """Its URL: of a database that no ``Kit`` uses, with a clock that nothing moves."""
+        with self._guard:
+            if self._embedded is None:
+                self._embedded = join(MEMORY)
+            return self._embedded.url
+
+    @property
+    def portal(self) -> Portal:
+        """Not for users of EchoMQ. The thread that asks it for plain code."""
+        if self._portal is None:
+            self._portal = Portal()
+        return self._portal
+
+    def lend(self) -> LentConnection:
+        """Not for users of EchoMQ. A way to an empty database, whose clock can be moved. The longest unused one."""
+        with self._guard:
+            number, self._lent = 1 + self._lent % _DATABASES, self._lent + 1
+        return LentConnection(f"{self.url}?db={number}", self._known)
+
+    def close(self) -> None:
+        """Ends it. Closing again does nothing."""
+        portal, self._portal = self._portal, None
+        if portal is not None:
+            portal.close()
+        with self._guard:
+            embedded, self._embedded = self._embedded, None
+        if embedded is not None:
+            embedded.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class LentConnection(Connection):
+    """A connection whose clock can be moved."""
+
+    def __init__(self, url: str, known: dict[str, str]) -> None:
+        super().__init__(url)
+        self._link_type = functools.partial(MovableLink, known=known)
+
+    async def close_here(self) -> None:
+        """Closes what is open in this event loop."""
+        with self._guard:
+            hub = self._hubs.get(asyncio.get_running_loop())
+        if hub is not None:
+            await hub.close()
+
+    def close_everywhere(self) -> None:
+        """Closes what is open in whatever event loop, from plain code, as far as these loops have not ended."""
+        self._closed = True
+        with self._guard:
+            hubs = list(self._hubs.values())
+        for hub in hubs:
+            if hub.loop.is_closed():
+                self.forget(hub)
+                hub.abandon()
+            elif hub.loop.is_running():
+                self._close_there(hub)
+            else:
+                hub.loop.run_until_complete(hub.close())
+
+    def _close_there(self, hub: Hub) -> None:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:  # it runs in another thread
+            with contextlib.suppress(RuntimeError, TimeoutError):
+                asyncio.run_coroutine_threadsafe(hub.close(), hub.loop).result(10)
+        else:  # nothing here may be waited for; whoever runs an event loop awaits `close`
+            hub.loop.call_soon_threadsafe(lambda: hub.loop.create_task(hub.close(), name="echomq close"))
+
+
+class Portal:
+    """An event loop in a thread of its own, for plain code to wait for what is asynchronous."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="echomq-testing", daemon=True)
+        self._thread.start()
+
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """What it returns or raises."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

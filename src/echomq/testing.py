@@ -1,0 +1,377 @@
+"""The testing kit: what was enqueued, jobs that run at once, real queues without a server of your own, and time that passes.
+
+``on_server(app)``: the app works on a real server to throw away. You say when its jobs run, and how time passes. With pytest it
+is the fixture ``echomq``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Coroutine, Mapping
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Final, ParamSpec, Self, TypeVar, overload
+
+from echomq._testing import clock
+from echomq._testing.asserting import Wanted, complaint, describe
+from echomq._testing.driver import Driver, NotSettled
+from echomq._testing.server import LentConnection, Server
+from echomq.app import EchoMQ
+from echomq.connection import Connection
+from echomq.errors import InvalidOption
+from echomq.job import Job
+from echomq.options import Duration, check_truth, check_whole, shown, to_seconds
+from echomq.queue import Queue
+from echomq.task import Task
+
+__all__ = ["Kit", "NotSettled", "Server", "on_server"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+_PATIENCE: Final = 30.0
+_LEFT: Final = ("waiting", "active", "prioritized", "delayed", "waiting_children")
+
+
+class _Ledger:
+    """What was enqueued, and what to say of it."""
+
+    def _every(self) -> list[Job[Any]]:
+        raise NotImplementedError
+
+    @overload
+    def enqueued(
+        self, task: Task[P, R], data: Mapping[str, Any] | None = None, *, queue: str | None = None, **options: Any
+    ) -> list[Job[R]]: ...
+    @overload
+    def enqueued(
+        self,
+        task: str | None = None,
+        data: Mapping[str, Any] | None = None,
+        *,
+        queue: str | None = None,
+        **options: Any,
+    ) -> list[Job[Any]]: ...
+    def enqueued(
+        self,
+        task: Task[..., Any] | str | None = None,
+        data: Mapping[str, Any] | None = None,
+        *,
+        queue: str | None = None,
+        **options: Any,
+    ) -> list[Job[Any]]:
+        """The jobs that were added, by whomever, oldest first, as they are now; also those that have run meanwhile.
+
+        Args:
+            task: of this task, or of a task of this name; left out, of any.
+            data: with these arguments, and perhaps others. They are compared as a job's data has them.
+            queue: in the queue of this name.
+            options: with these options, as ``Job.opts`` has them, or in this ``state``, or with this ``delay`` or ``priority``.
+
+        Example:
+            >>> [job] = kit.enqueued(enroll, {"learner": 7}, priority=2)
+        """
+        wanted = Wanted(task, data, queue, options)
+        return [job for job in self._every() if not wanted.differences(job)]
+
+    @overload
+    def assert_enqueued(
+        self,
+        task: Task[P, R],
+        data: Mapping[str, Any] | None = None,
+        *,
+        count: int | None = None,
+        queue: str | None = None,
+        **options: Any,
+    ) -> list[Job[R]]: ...
+    @overload
+    def assert_enqueued(
+        self,
+        task: str | None = None,
+        data: Mapping[str, Any] | None = None,
+        *,
+        count: int | None = None,
+        queue: str | None = None,
+        **options: Any,
+    ) -> list[Job[Any]]: ...
+    def assert_enqueued(
+        self,
+        task: Task[..., Any] | str | None = None,
+        data: Mapping[str, Any] | None = None,
+        *,
+        count: int | None = None,
+        queue: str | None = None,
+        **options: Any,
+    ) -> list[Job[Any]]:
+        """Fails unless such a job was added; says what was added instead.
+
+        Args:
+            task: of this task, or of a task of this name; left out, of any.
+            data: as the others for ``enqueued``: some of its arguments.
+            queue: the name of its queue.
+            options: its options.
+            count: exactly so many; 0 for none. Left out: at least one.
+
+        Returns:
+            These jobs.
+
+        Raises:
+            AssertionError: it was not so.
+
+        Example:
+            >>> kit.assert_enqueued(enroll, {"learner": 7}, count=1)
+        """
+        if count is not None:
+            check_whole(count, "count", least=0)
+        wanted = Wanted(task, data, queue, options)
+        every = self._every()
+        found = [job for job in every if not wanted.differences(job)]
+        if (not found) if count is None else len(found) != count:
+            raise AssertionError(complaint(wanted, count, found, every))
+        return found
+
+
+class Kit(_Ledger):
+    """An app on a real server to throw away, whose jobs run when you say so, and whose time passes when you say so.
+
+    Made by ``on_server``. While it is open, all that the app does goes to an empty database of that server, whatever
+    connection the app has of its own.
+    """
+
+    def __init__(self, app: EchoMQ, server: Server | None = None, *, patience: Duration = _PATIENCE) -> None:
+        self.app = app
+        self._own_server = server is None
+        self._server = Server() if server is None else server
+        self._patience = to_seconds(patience, "patience")
+        self._connection: LentConnection | None = None
+        self._before: tuple[Connection, dict[str, Queue]] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Kit of {self.app!r}>"
+
+    @property
+    def connection(self) -> Connection:
+        """The way to its database, for queues, workers and schedulers of your own.
+
+        Example:
+            >>> async with JobScheduler("reports", connection=kit.connection) as scheduler: ...
+        """
+        if self._connection is None:
+            raise InvalidOption("the kit is not open: use it in a with block")
+        return self._connection
+
+    @property
+    def now(self) -> datetime:
+        """The time as the server's clock has it by now: this machine's, and what ``advance`` has added."""
+        return clock.moment(self.wait(self._now()))
+
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """For plain tests: has an event loop in another thread carry out what is asynchronous, and gives what it returns.
+
+        Example:
+            >>> def test_it(echomq):
+            ...     echomq.wait(enroll.enqueue(7, course="redis"))
+            ...     echomq.wait(echomq.run_until_drained())
+        """
+        return self._server.portal.wait(coroutine)
+
+    async def run_until_drained(
+        self, *, delayed: bool = False, seed: int | None = None, concurrency: int = 1, **options: Any
+    ) -> list[Job[Any]]:
+        """Runs, with real workers in this event loop, all that can run now and what comes of it, until nothing can.
+
+        Jobs run one by one: within a queue in its order, and of several queues the first by name. So two runs of a test
+        are alike. ``seed`` chooses another order of the queues.
+
+        Args:
+            delayed: run also what is due later (retries, too), and move the clock on to it; but not the runs of schedules.
+            seed: a whole number: which queue's turn it is, is left to chance, the same for the same number.
+            concurrency: how many jobs of a queue run at once. With more than one, nobody knows what comes first.
+            options: of each ``Worker``.
+
+        Returns:
+            For each run the job as it was after that, in order. With ``concurrency``, as it was in it.
+
+        Raises:
+            NotSettled: a job went on for longer than the kit's ``patience``.
+
+        Example:
+            >>> ran = await kit.run_until_drained()
+            >>> [job.name for job in ran]
+            ['enroll', 'send_receipt']
+        """
+        check_truth(delayed, "delayed")
+        async with self._driver(seed, concurrency, options) as driver:
+            if delayed:
+                await driver.until_nothing_is_delayed()
+            else:
+                await driver.drain()
+            return driver.runs
+
+    async def advance(
+        self,
+        by: timedelta | None = None,
+        *,
+        days: float = 0,
+        hours: float = 0,
+        minutes: float = 0,
+        seconds: float = 0,
+        work: bool = True,
+        seed: int | None = None,
+        concurrency: int = 1,
+        **options: Any,
+    ) -> list[Job[Any]]:
+        """Lets time pass. What comes due on the way is run, each at its time: delays, retries, schedules, rate windows.
+
+        All that the server has of time moves: also deduplication, ``expire_in``, retention, locks of workers that are gone. Time
+        in Python does not: ``asyncio.sleep``, timeouts of tasks, ``datetime.now()``; take ``kit.now`` for that.
+
+        Args:
+            by: how far; or the following.
+            days: as of a ``timedelta``.
+            hours: the same.
+            minutes: the same.
+            seconds: the same.
+            work: run what comes due. False: nobody works in that time, as in an outage; what was missed comes afterwards.
+            seed: as of ``run_until_drained``.
+            concurrency: the same.
+            options: of each ``Worker``.
+
+        Returns:
+            For each run the job as it was after that, in order.
+
+        Raises:
+            InvalidOption: time cannot pass so. NotSettled: a job went on for longer than the kit's ``patience``.
+
+        Example:
+            >>> await remind.options(delay=3600).enqueue(7)
+            >>> await kit.advance(minutes=59)
+            []
+            >>> [job] = await kit.advance(minutes=1)
+        """
+        given = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        if by is not None and given:
+            raise InvalidOption("advance: give a timedelta, or days, hours, minutes and seconds, and not both")
+        passing = given if by is None else by
+        if not isinstance(passing, timedelta) or passing <= timedelta(0):
+            raise InvalidOption(f"advance by {shown(passing)}: must be a time of more than 0; time passes forward only")
+        async with self._driver(seed, concurrency, options) as driver:
+            await driver.advance(round(passing / timedelta(milliseconds=1)), work=check_truth(work, "work"))
+            return driver.runs
+
+    def left(self) -> list[Job[Any]]:
+        """The jobs that have not ended, apart from the next runs of schedules."""
+        return [job for job in self._every() if job.state in _LEFT and job.scheduled_for is None]
+
+    def left_in_words(self) -> str:
+        """The same, a job a line; empty if there is none."""
+        return "\n".join(map(describe, self.left()))
+
+    # -- life --------------------------------------------------------------------------------------------------------------
+
+    def open(self) -> Self:
+        """Takes the app over. A with block does it."""
+        if self._before is not None:
+            raise InvalidOption(f"{self!r} is open already")
+        app = self.app
+        if isinstance(app._connection, LentConnection):
+            raise InvalidOption(f"{app!r} is in another kit already; leave that first")
+        self._connection = self._server.lend()
+        self._before = app._connection, app._queues
+        app._connection, app._queues = self._connection, {}
+        self.wait(self._emptied())
+        return self
+
+    def close(self) -> None:
+        """Gives the app back, and closes what it opened. Closing again does nothing."""
+        before, self._before = self._before, None
+        if before is None or self._connection is None:
+            return
+        self.app._connection, self.app._queues = before
+        self._connection.close_everywhere()
+        if self._own_server:
+            self._server.close()
+
+    async def rest(self) -> None:
+        """Closes what is open in this event loop, before it ends. What the app is asked afterwards opens it anew."""
+        if self._before is not None and self._connection is not None:
+            await self.app.close()
+            await self._connection.close_here()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.rest()
+        self.close()
+
+    # -- inside ------------------------------------------------------------------------------------------------------------
+
+    def _driver(self, seed: int | None, concurrency: int, options: Mapping[str, Any]) -> Driver:
+        chance = None if seed is None else random.Random(check_whole(seed, "seed", least=0))
+        return Driver(
+            self.app,
+            chance=chance,
+            patience=self._patience,
+            concurrency=check_whole(concurrency, "concurrency", least=1),
+            options=options,
+        )
+
+    def _every(self) -> list[Job[Any]]:
+        return self.wait(self._read())
+
+    async def _read(self) -> list[Job[Any]]:
+        app, found = self.app, []
+        for name in await Queue.names(self.connection, prefix=app._prefix, hash_tag=app._hash_tag):
+            queue = Queue(name, connection=self.connection, prefix=app._prefix, hash_tag=app._hash_tag)
+            async with queue:
+                found += [job async for job in queue.jobs()]
+        return sorted(found, key=_age)
+
+    async def _now(self) -> int:
+        hub = self.connection.acquire()
+        try:
+            return await clock.read(await hub.link(hash_tag=True))
+        finally:
+            await hub.release()
+
+    async def _emptied(self) -> None:
+        hub = self.connection.acquire()
+        try:
+            await (await hub.link(hash_tag=True)).call("FLUSHDB")
+        finally:
+            await hub.release()
+
+
+def on_server(app: EchoMQ, server: Server | None = None, *, patience: Duration = _PATIENCE) -> Kit:
+    """The app on a real server to throw away: a context manager, plain or async, that gives a ``Kit``.
+
+    Args:
+        app: the app under test.
+        server: the one to use; left out, one that ends with the block. It takes a tenth of a second to start, so tests
+            share one.
+        patience: seconds of real time that a single job may take, before a test is told that it hangs.
+
+    Example:
+        >>> async with on_server(app) as kit:
+        ...     await enroll.enqueue(7, course="redis")
+        ...     await kit.run_until_drained()
+        ...     kit.assert_enqueued(send_receipt, {"learner": 7})
+    """
+    return Kit(app, server, patience=patience)
+
+
+def _age(job: Job[Any]) -> tuple[float, int, str]:
+    made = 0.0 if job.timestamp is None else job.timestamp.timestamp()
+    return (made, int(job.id) if job.id.isdigit() else 0, job.id)

@@ -1,0 +1,102 @@
+"""EchoMQ's pytest plugin: the fixtures ``echomq_server``, ``echomq_app`` and ``echomq`` (docs/testing.md).
+
+It stands beside the package, so that a run of pytest that does not use it does not even import EchoMQ.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from echomq import EchoMQ
+    from echomq.testing import Kit, Server
+
+_LEFT: Final = "EchoMQ: jobs that the test left"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The one setting."""
+    parser.addini(
+        "echomq_leftover_jobs",
+        "what jobs mean that a test with the fixture echomq leaves: report (the default: said at the end), fail or ignore",
+        default="report",
+    )
+
+
+@pytest.fixture(scope="session")
+def echomq_server() -> Iterator[Server]:
+    """A real server to throw away, one for this process's whole run; it starts when it is first needed."""
+    from echomq.testing import Server
+
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture
+def echomq_app(echomq_server: Server) -> EchoMQ:
+    """The app under test. Override it in your conftest.py to give yours; otherwise a new one, without tasks."""
+    from echomq import EchoMQ
+
+    return EchoMQ(echomq_server.url)
+
+
+@pytest.fixture
+def echomq(echomq_app: EchoMQ, echomq_server: Server, request: pytest.FixtureRequest) -> Iterator[Kit]:
+    """The app on an empty database of the server: an ``echomq.testing.Kit``. At the end it looks for jobs that are left."""
+    from echomq.testing import on_server
+
+    wanted = request.config.getini("echomq_leftover_jobs")
+    if wanted not in ("report", "fail", "ignore"):
+        raise pytest.UsageError(f"echomq_leftover_jobs = {wanted}: must be report, fail or ignore")
+    with on_server(echomq_app, echomq_server) as kit:
+        yield kit
+        left = "" if wanted == "ignore" else kit.left_in_words()
+    if left:
+        request.node.add_report_section("teardown", _LEFT, left)
+        if wanted == "fail":
+            pytest.fail(f"jobs are left that nobody ran:\n{left}", pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """What an async test has opened closes in its own event loop, whoever runs that: only there it can."""
+    kit = getattr(item, "funcargs", {}).get("echomq")
+    test = getattr(item, "obj", None)
+    if kit is None or not inspect.iscoroutinefunction(test):
+        return (yield)
+
+    @functools.wraps(test)
+    async def closing(*args: Any, **values: Any) -> Any:
+        try:
+            return await test(*args, **values)
+        finally:
+            await kit.rest()
+
+    item.obj = closing  # type: ignore[attr-defined]
+    try:
+        return (yield)
+    finally:
+        item.obj = test  # type: ignore[attr-defined]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Says which tests left jobs."""
+    left = [
+        (report.nodeid, text)
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if getattr(report, "when", None) == "teardown"
+        for title, text in report.sections
+        if title.startswith(_LEFT)
+    ]
+    if left:
+        terminalreporter.section(_LEFT)
+        for test, text in left:
+            terminalreporter.write_line(test)
+            for line in text.splitlines():
+                terminalreporter.write_line(f"  {line}")

@@ -1,0 +1,493 @@
+"""Jobs that are written in a database transaction are sent when it was committed, once each, whoever dies meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from echomq import Connection, Deduplication, EchoMQ, EncodingError, InvalidOption, Job, JobSpec, Keep
+from echomq import outbox as outbox_module
+from echomq.outbox import Outbox, Relay
+from tests.support.databases import mariadb, postgresql
+from tests.support.deliveries import LIBRARIES, Book, opened, write
+from tests.support.server import Server
+from tests.support.wait import wait_until
+
+TABLES = ("echomq_outbox", "other_outbox")
+SPEC = JobSpec("pack", {"order": 17})
+
+
+@pytest.fixture(scope="module")
+def databases() -> Iterator[dict[str, Callable[[], str]]]:
+    """The two servers, each started when first asked for."""
+    started: dict[str, str] = {}
+    with ExitStack() as stack:
+
+        def lazily(name: str, start: Callable[[], Any]) -> Callable[[], str]:
+            def get() -> str:
+                if name not in started:
+                    started[name] = stack.enter_context(start())
+                return started[name]
+
+            return get
+
+        yield {"postgresql": lazily("postgresql", postgresql), "mariadb": lazily("mariadb", mariadb)}
+
+
+def made(book: Book) -> Outbox:
+    """An outbox in the database of this book."""
+    outbox = Outbox(book.look)
+    for table in TABLES:
+        book.change(f"DROP TABLE IF EXISTS {table}")
+    for statement in outbox.create_table(book.dialect):
+        book.change(statement)
+    return outbox
+
+
+@pytest.fixture(params=LIBRARIES)
+def book(request: pytest.FixtureRequest, tmp_path: Path, databases: dict[str, Callable[[], str]]) -> Iterator[Book]:
+    """A database with a table of the user's own, through each library in turn."""
+    with opened(request.param, tmp_path / "book.db", databases["postgresql"], databases["mariadb"]) as one:
+        yield one
+
+
+@pytest.fixture(params=["sqlite3", "psycopg", "pymysql"])
+def each_book(
+    request: pytest.FixtureRequest, tmp_path: Path, databases: dict[str, Callable[[], str]]
+) -> Iterator[Book]:
+    """The same, through one library for each database."""
+    with opened(request.param, tmp_path / "book.db", databases["postgresql"], databases["mariadb"]) as one:
+        yield one
+
+
+@pytest.fixture
+def sqlite_book(tmp_path: Path) -> Iterator[Book]:
+    with opened("sqlite3", tmp_path / "book.db", str, str) as one:
+        yield one
+
+
+@pytest.fixture
+async def app(url: str) -> AsyncIterator[EchoMQ]:
+    async with EchoMQ(url) as one:
+        yield one
+
+
+@pytest.fixture
+async def outbox(sqlite_book: Book) -> AsyncIterator[Outbox]:
+    one = made(sqlite_book)
+    yield one
+    await one.close()
+
+
+def committed(book: Book, outbox: Outbox, *specs: JobSpec, queue: str = "orders") -> list[str]:
+    """Writes jobs in a transaction, and commits it."""
+    with closing(book.connect()) as connection:
+        ids = outbox.add(connection, *(specs or (SPEC,)), queue=queue)
+        connection.commit()
+    return ids
+
+
+async def names(app: EchoMQ, queue: str = "orders") -> list[Any]:
+    """The data of the jobs that wait, in order."""
+    return [job.data async for job in app.queue(queue).jobs("waiting")]
+
+
+# -- in the user's transaction -----------------------------------------------------------------------------------------
+
+
+async def test_job_is_sent_when_its_transaction_was_committed_and_only_then(book: Book, app: EchoMQ) -> None:
+    outbox = made(book)
+    relay = Relay(outbox, app)
+    with closing(book.connect()) as connection:
+        write(connection, "order 17")
+        [job_id] = outbox.add(connection, SPEC, queue="orders")
+        if book.dialect != "sqlite":  # where a relay waits for the writer
+            assert await relay.run_until_empty() == 0
+        connection.commit()
+        write(connection, "order 18")
+        outbox.add(connection, JobSpec("pack", {"order": 18}), queue="orders")
+        connection.rollback()
+    assert book.lines() == ["order 17"]
+    assert await relay.run_until_empty() == 1
+    job = await app.queue("orders").get_job(job_id)
+    assert job is not None
+    assert (job.data, job.state) == ({"order": 17}, "waiting")
+    assert await names(app) == [{"order": 17}]
+    assert (await outbox.status()).waiting == 0
+    await outbox.close()
+
+
+async def test_jobs_keep_their_order_and_their_options(each_book: Book, app: EchoMQ) -> None:
+    outbox = made(each_book)
+    specs = [JobSpec("pack", {"n": number, "name": "Zoë 🎟\0"}) for number in range(250)]
+    with closing(each_book.connect()) as connection:
+        outbox.add(connection, *specs[:130], queue="orders")
+        outbox.add(connection, *specs[130:], queue="orders")
+        mine, later, first = outbox.add(
+            connection,
+            JobSpec("bill", [1, 2**70], job_id="bill-17", priority=5, attempts=3, keep_logs=7),
+            JobSpec("remind", delay=3600),
+            JobSpec("ship", lifo=True, deduplication=Deduplication.throttle("ship-17", 60)),
+            queue="überall 🎟",
+        )
+        connection.commit()
+    assert await Relay(outbox, app, batch=70).run_until_empty() == 253
+    assert await names(app) == [spec.data for spec in specs]
+    other = app.queue("überall 🎟")
+    bill, remind, ship = [await other.get_job(one) for one in (mine, later, first)]
+    assert bill is not None
+    assert remind is not None
+    assert ship is not None
+    assert (bill.id, bill.priority, bill.opts.attempts, bill.data) == ("bill-17", 5, 3, [1, 2**70])
+    assert (remind.state, remind.delay) == ("delayed", 3600)
+    assert ship.deduplication_id == "ship-17"
+    await outbox.close()
+
+
+async def test_delay_counts_from_the_writing(sqlite_book: Book, outbox: Outbox, app: EchoMQ) -> None:
+    past = datetime.now(UTC) - timedelta(hours=1)
+    [job_id, at_once] = committed(
+        sqlite_book, outbox, JobSpec("remind", delay=1800, timestamp=past), JobSpec("remind", at=past)
+    )
+    await Relay(outbox, app).run_until_empty()
+    job = await app.queue("orders").get_job(job_id)
+    assert job is not None
+    assert job.timestamp is not None
+    assert abs(job.timestamp - past) < timedelta(milliseconds=1)
+    assert job.state in ("delayed", "waiting")
+    due = await app.queue("orders").get_job(at_once)
+    assert due is not None
+
+
+async def test_task_is_enqueued_with_its_options(sqlite_book: Book, outbox: Outbox, app: EchoMQ) -> None:
+    @app.task(queue="mails", attempts=4)
+    async def mail(order: int, *, to: str = "you") -> None: ...
+
+    with closing(sqlite_book.connect()) as connection:
+        job_id = outbox.enqueue(connection, mail.options(priority=2), 17, to="me")
+        with pytest.raises(TypeError, match="missing a required argument"):
+            outbox.enqueue(connection, mail)  # type: ignore[call-arg]
+        connection.commit()
+    await Relay(outbox, app).run_until_empty()
+    job = await app.queue("mails").get_job(job_id)
+    assert job is not None
+    assert (job.name, job.data, job.priority, job.opts.attempts) == ("mail", {"order": 17, "to": "me"}, 2, 4)
+
+
+async def test_bad_input_writes_nothing(book: Book) -> None:
+    outbox = made(book)
+    with closing(book.connect()) as connection:
+        write(connection, "kept")
+        with pytest.raises(EncodingError, match="price"):
+            outbox.add(connection, SPEC, JobSpec("pack", {"price": float("nan")}), queue="orders")
+        with pytest.raises(InvalidOption, match="must be a JobSpec"):
+            outbox.add(connection, "pack", queue="orders")  # type: ignore[arg-type]
+        with pytest.raises(InvalidOption, match="queue"):
+            outbox.add(connection, SPEC, queue="a:b")
+        with pytest.raises(InvalidOption, match="must be an open connection"):
+            outbox.add("sqlite:///", SPEC, queue="orders")  # type: ignore[arg-type]
+        connection.commit()
+    assert (await outbox.status()).waiting == 0
+    assert book.lines() == ["kept"]
+    await outbox.close()
+
+
+async def test_autocommit_is_refused(book: Book) -> None:
+    outbox = made(book)
+    with closing(book.autocommitting()) as connection:
+        with pytest.raises(InvalidOption, match=r"autocommit mode and no transaction is open.*Begin a transaction"):
+            outbox.add(connection, SPEC, queue="orders")
+    assert (await outbox.status()).waiting == 0
+    await outbox.close()
+
+
+async def test_missing_table_names_its_remedy_and_leaves_the_transaction_usable(book: Book) -> None:
+    made(book)
+    with closing(book.connect()) as connection:
+        with pytest.raises(Exception, match="other_outbox") as caught:
+            Outbox(table="other_outbox").add(connection, SPEC, queue="orders")
+        write(connection, "after")
+        connection.commit()
+    assert "create_table(" in caught.value.__notes__[0]
+    assert book.lines() == ["after"]
+
+
+async def test_sessions_of_sqlalchemy(tmp_path: Path, app: EchoMQ) -> None:
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path}/a.db")
+    outbox = Outbox(engine)
+    with engine.begin() as connection:
+        for statement in outbox.create_table("sqlite"):
+            connection.exec_driver_sql(statement)
+    with Session(engine) as session, session.begin():
+        outbox.add(session, SPEC, queue="orders")
+    with Session(engine) as session:
+        outbox.add(session, SPEC, queue="orders")
+        session.rollback()
+    assert await Relay(outbox, app).run_until_empty() == 1
+    engine.dispose()
+
+
+async def test_async_sessions_of_sqlalchemy(tmp_path: Path, app: EchoMQ) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/a.db")
+    outbox = Outbox(engine)
+    async with engine.begin() as connection:
+        for statement in outbox.create_table("sqlite"):
+            await connection.exec_driver_sql(statement)
+    async with AsyncSession(engine) as session, session.begin():
+        await outbox.add_async(session, SPEC, queue="orders")
+        with pytest.raises(InvalidOption, match="add_async"):
+            outbox.add(session, SPEC, queue="orders")
+    async with AsyncSession(engine) as session:
+        await outbox.add_async(session, SPEC, queue="orders")
+        await session.rollback()
+    assert (await outbox.status()).waiting == 1
+    assert await Relay(outbox, app).run_until_empty() == 1
+    await engine.dispose()
+
+
+# -- who dies when -----------------------------------------------------------------------------------------------------
+
+
+async def test_process_that_dies_after_the_commit_loses_nothing(
+    sqlite_book: Book, outbox: Outbox, app: EchoMQ, tmp_path: Path
+) -> None:
+    program = (
+        "import os, sqlite3; from echomq import JobSpec; from echomq.outbox import Outbox\n"
+        f"db = sqlite3.connect({str(tmp_path / 'book.db')!r})\n"
+        "Outbox().add(db, JobSpec('pack', 1), queue='orders'); db.commit()\n"
+        "Outbox().add(db, JobSpec('pack', 2), queue='orders'); os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 9
+    assert await Relay(outbox, app).run_until_empty() == 1
+    assert await names(app) == [1]
+
+
+@pytest.mark.parametrize("gone", [True, False], ids=["job has run and was removed", "job still waits"])
+async def test_relay_that_dies_between_sending_and_marking_adds_each_job_once(
+    each_book: Book, app: EchoMQ, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    outbox = made(each_book)
+    quick = JobSpec("pack", remove_on_complete=Keep.NONE)
+    mine = JobSpec("pack", job_id="mine", deduplication="mine", remove_on_complete=Keep.NONE)
+    committed(each_book, outbox, quick, mine)
+
+    async def dies(*_: Any) -> None:
+        raise KeyError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Outbox, "_settle", dies)
+        with pytest.raises(KeyError):
+            await Relay(outbox, app, lease=1).run_until_empty()
+    runs: list[str] = []
+
+    async def run(job: Job[Any]) -> None:
+        runs.append(job.id)
+
+    from echomq import Worker
+
+    worker = Worker("orders", run, connection=app.connection)
+    if gone:
+        await worker.run_until_drained()
+        assert len(runs) == 2
+        assert not any((await app.queue("orders").counts()).values())
+    second = Relay(outbox, app, lease=1)
+    await wait_until(lambda: _sent(second), timeout=20)  # when the lease of the dead one is over
+    assert (await outbox.status()).waiting == 0
+    await worker.run_until_drained()
+    assert len(runs) == len(set(runs)) == 2
+    await outbox.close()
+
+
+async def _sent(relay: Relay) -> bool:
+    return await relay.run_until_empty() == 2
+
+
+async def test_another_row_with_the_same_job_id_is_another_job(sqlite_book: Book, outbox: Outbox, app: EchoMQ) -> None:
+    for _ in range(2):
+        committed(sqlite_book, outbox, JobSpec("pack", job_id="mine"))
+        assert await Relay(outbox, app).run_until_empty() == 1
+        job = await app.queue("orders").get_job("mine")
+        assert job is not None
+        await job.remove()
+
+
+async def test_server_that_is_away_at_the_commit_gets_the_jobs_when_it_is_back(
+    sqlite_book: Book, outbox: Outbox, make_server: Callable[..., Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = make_server(appendonly=True)
+    app = EchoMQ(Connection(server.url, wait=0.1))
+    relay = Relay(outbox, app, interval=0.02)
+    running = asyncio.create_task(relay.run())
+    committed(sqlite_book, outbox, JobSpec("pack", 1))
+    await wait_until(lambda: _waits(outbox, 0))
+    server.kill()
+    committed(sqlite_book, outbox, JobSpec("pack", 2), JobSpec("pack", 3))
+    await wait_until(lambda: "it goes on when that is over" in caplog.text)
+    assert (await outbox.status()).waiting == 2
+    server.restart()
+    await wait_until(lambda: _waits(outbox, 0), timeout=20)
+    assert await names(app) == [1, 2, 3]
+    assert caplog.text.count("it goes on when that is over") == 1
+    await relay.close()
+    await running
+    await app.close()
+
+
+async def _waits(outbox: Outbox, number: int) -> bool:
+    return (await outbox.status()).waiting == number
+
+
+async def test_relays_share_the_work_and_each_job_is_added_once(each_book: Book, url: str) -> None:
+    outbox = made(each_book)
+    specs = [JobSpec("pack", {"n": number}) for number in range(300)]
+    committed(each_book, outbox, *specs)
+    apps = [EchoMQ(url) for _ in range(3)]
+    boxes = [Outbox(each_book.look) for _ in apps]
+    sent = await asyncio.gather(
+        *(Relay(box, app, batch=20).run_until_empty() for box, app in zip(boxes, apps, strict=True))
+    )
+    assert sum(sent) == 300
+    assert (await outbox.status()).waiting == 0
+    assert sorted(data["n"] for data in await names(apps[0])) == list(range(300))
+    for one in (outbox, *boxes):
+        await one.close()
+    for app in apps:
+        await app.close()
+
+
+async def test_cancelled_relay_ends_what_is_under_way(sqlite_book: Book, outbox: Outbox, app: EchoMQ) -> None:
+    relay = Relay(outbox, app, interval=0.01, batch=3)
+    committed(sqlite_book, outbox, *[JobSpec("pack", number) for number in range(60)])
+    running = asyncio.create_task(relay.run())
+    await wait_until(lambda: _fewer(outbox, 60))
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    left = (await outbox.status()).waiting
+    assert await Relay(outbox, app).run_until_empty() == left  # no row is with the one that was cancelled
+    assert len(await names(app)) == 60
+
+
+async def _fewer(outbox: Outbox, number: int) -> bool:
+    return (await outbox.status()).waiting < number
+
+
+# -- rows that cannot be sent ------------------------------------------------------------------------------------------
+
+
+async def test_poison_is_set_aside_with_its_reason_and_holds_nobody_up(
+    sqlite_book: Book, outbox: Outbox, app: EchoMQ, server: Server
+) -> None:
+    ids = committed(sqlite_book, outbox, *[JobSpec("pack", number) for number in range(5)])
+    committed(sqlite_book, outbox, JobSpec("ship", deduplication="broken"), JobSpec("pack", 5))
+    with server.client() as client:
+        client.hset("emq:{orders}:de:broken", "not", "a text")
+    sqlite_book.change(f"UPDATE echomq_outbox SET payload = 'nonsense' WHERE job_id = '{ids[1]}'")
+    renamed = "replace(payload, '\"orders\"', '\"a:b\"')"
+    sqlite_book.change(f"UPDATE echomq_outbox SET payload = {renamed} WHERE job_id = '{ids[3]}'")
+    assert await Relay(outbox, app, attempts=1).run_until_empty() == 4
+    assert await names(app) == [0, 2, 4, 5]
+    first, second, third = await outbox.set_aside()
+    assert (first.job_id, first.queue) == (ids[1], "orders")
+    assert "cannot be read" in first.reason
+    assert "a:b" in second.reason
+    assert "BrokenKey" in third.reason
+    assert await outbox.status() == outbox_module.OutboxStatus(0, 3, None)
+    with server.client() as client:
+        client.delete("emq:{orders}:de:broken")
+    assert await outbox.retry(third.id) == 1
+    assert await outbox.discard(first.id, second.id) == 2
+    assert await Relay(outbox, app).run_until_empty() == 1
+    assert await outbox.status() == outbox_module.OutboxStatus(0, 0, None)
+
+
+async def test_row_that_is_refused_is_put_off_first(
+    sqlite_book: Book, outbox: Outbox, app: EchoMQ, server: Server
+) -> None:
+    committed(sqlite_book, outbox, JobSpec("ship", deduplication="broken"), JobSpec("pack", 5))
+    with server.client() as client:
+        client.hset("emq:{orders}:de:broken", "not", "a text")
+    assert await Relay(outbox, app).run_until_empty() == 1
+    assert (await outbox.status()).waiting == 1
+    with server.client() as client:
+        client.delete("emq:{orders}:de:broken")
+    await wait_until(lambda: _waits_after(outbox, app, 0), timeout=20)
+
+
+async def _waits_after(outbox: Outbox, app: EchoMQ, number: int) -> bool:
+    await Relay(outbox, app).run_until_empty()
+    return await _waits(outbox, number)
+
+
+async def test_full_queue_gets_its_jobs_when_there_is_room(sqlite_book: Book, outbox: Outbox, app: EchoMQ) -> None:
+    queue = app.queue("orders", max_size=2)
+    committed(sqlite_book, outbox, *[JobSpec("pack", number) for number in range(3)])
+    assert await Relay(outbox, app).run_until_empty() == 2
+    async for job in queue.jobs("waiting"):
+        await job.remove()
+    await wait_until(lambda: _waits_after(outbox, app, 0), timeout=20)
+
+
+async def test_what_was_sent_is_remembered_for_a_time_and_forgotten_by_later_sendings(
+    sqlite_book: Book, outbox: Outbox, app: EchoMQ, server: Server
+) -> None:
+    with server.client() as client:
+        committed(sqlite_book, outbox, *[JobSpec("pack", number) for number in range(5)])
+        await Relay(outbox, app, remember=3600).run_until_empty()
+        assert client.zcard("emqx:{orders}:sent") == 5
+        assert 3_500 < client.ttl("emqx:{orders}:sent") <= 3600
+        members: Any = client.zrange("emqx:{orders}:sent", 0, -1)
+        for member in members:
+            client.zincrby("emqx:{orders}:sent", -3_700_000, member)
+        committed(sqlite_book, outbox, *[JobSpec("pack", number) for number in range(3)])
+        await Relay(outbox, app).run_until_empty()
+        assert client.zcard("emqx:{orders}:sent") == 3
+        await app.queue("orders").admin.obliterate()
+        assert client.keys("*") == []
+
+
+# -- what it says ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda app: Outbox("sqlite://"), "must be an Engine"),
+        (lambda app: Outbox(sqlite3.connect(":memory:")), "must be an Engine"),
+        (lambda app: Outbox(table="a b"), "must be a name"),
+        (lambda app: Outbox(dialect="oracle"), "must be one of"),  # type: ignore[arg-type]
+        (lambda app: Relay(Outbox(), app), "must be an Outbox that has a database"),
+        (lambda app: Relay(Outbox(lambda: sqlite3.connect("x")), "redis://"), "must be an EchoMQ"),  # type: ignore[arg-type]
+        (lambda app: Relay(Outbox(lambda: sqlite3.connect("x")), app, batch=0), "batch=0"),
+        (lambda app: Relay(Outbox(lambda: sqlite3.connect("x")), app, remember=2), "must not be shorter than lease"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+async def test_wrong_arguments_name_the_remedy(make: Callable[[EchoMQ], Any], says: str, app: EchoMQ) -> None:
+    with pytest.raises(InvalidOption, match=says):
+        make(app)
+
+
+async def test_missing_table_is_waited_for(sqlite_book: Book, app: EchoMQ, caplog: pytest.LogCaptureFixture) -> None:
+    outbox = Outbox(sqlite_book.look)
+    running = asyncio.create_task(Relay(outbox, app, interval=0.01).run())
+    await wait_until(lambda: "no such table" in caplog.text)
+    for statement in outbox.create_table("sqlite"):
+        sqlite_book.change(statement)
+    committed(sqlite_book, outbox)
+    await wait_until(lambda: _waits(outbox, 0), timeout=20)
+    running.cancel()
+    await asyncio.wait({running})
+    await outbox.close()

@@ -1,0 +1,200 @@
+"""Sync calls and processes: forks, signals, the end of the interpreter. Each program warns of everything and must be silent."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from echomq import EchoMQ
+
+BEGIN = """
+import atexit, multiprocessing, os, signal, sys, threading, time, warnings
+from echomq import Connection, EchoMQ, JobSpec, SyncQueue
+
+# of a fork beside other threads Python 3.12 and newer warn whatever one does about it
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+
+app = EchoMQ(sys.argv[1])
+queue = app.sync.queue("letters")
+
+def forked(do):
+    pid = os.fork()
+    if pid == 0:
+        do()
+        sys.exit(0)
+    return pid
+
+def ended(pid):
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+"""
+
+
+def run(program: str, url: str, timeout: float = 40) -> str:
+    """Runs a program as a reader would, with all warnings as errors; gives what it printed."""
+    ran = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", BEGIN + textwrap.dedent(program), url],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, ""), ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def texts(url: str) -> list[str]:
+    with EchoMQ(url).sync as sync:
+        return sorted(str(job.data) for job in sync.queue("letters").jobs("waiting"))
+
+
+@pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "app.sync.close()", "queue.pause(); queue.resume()"])
+def test_a_script_simply_ends(url: str, end: str) -> None:
+    assert run(f"print(queue.add('print').id)\n{end}", url) == "1\n"
+
+
+def test_what_is_registered_for_the_end_still_can_make_calls(url: str) -> None:
+    assert (
+        run("atexit.register(lambda: print(queue.add('print', 'last').id))\nqueue.add('print', 'first')", url) == "2\n"
+    )
+    assert texts(url) == ["first", "last"]
+
+
+def test_a_script_ends_also_while_other_threads_wait(url: str) -> None:
+    program = """
+        job = queue.add("print")
+        begun = threading.Event()
+        def wait():
+            begun.set()
+            job.result()
+        threading.Thread(target=wait, daemon=True).start()
+        begun.wait()
+        queue.count()
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", BEGIN + textwrap.dedent(program), url], capture_output=True, timeout=20, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_ctrl_c_ends_the_wait_and_leaves_it_usable(url: str) -> None:
+    program = """
+        job = queue.add("print")
+        for _ in range(3):
+            threading.Timer(0.1, lambda: signal.raise_signal(signal.SIGINT)).start()
+            try:
+                job.result(timeout=20)
+            except KeyboardInterrupt:
+                print("stopped", queue.count())
+        assert not app.connection.portal._thread.calls
+    """
+    assert run(program.replace("signal.raise_signal(", "os.kill(os.getpid(), "), url) == "stopped 1\n" * 3
+
+
+def test_a_signal_handler_may_make_calls_in_the_middle_of_another(url: str) -> None:
+    program = """
+        heard = []
+        signal.signal(signal.SIGALRM, lambda *_: heard.append(queue.add("print", "alarm").id))
+        signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+        for number in range(300):
+            queue.count()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert queue.count() == len(heard) > 0
+    """
+    run(program, url)
+
+
+def test_a_forked_child_has_a_portal_of_its_own_and_its_parent_keeps_its(url: str) -> None:
+    program = """
+        queue.add("print", "before")
+        def in_child():
+            for number in range(20):
+                queue.add("print", f"child {number}")
+        pids = [forked(in_child) for _ in range(3)]
+        for number in range(20):
+            queue.add("print", f"parent {number}")
+        for pid in pids:
+            ended(pid)
+        queue.add("print", "after")
+    """
+    run(program, url)
+    ours = [f"parent {number}" for number in range(20)]
+    assert texts(url) == sorted(
+        ["before", "after", *ours, *(f"child {number}" for number in range(20) for _ in range(3))]
+    )
+
+
+def test_a_fork_before_the_first_call(url: str) -> None:
+    run("ended(forked(lambda: queue.add('print', 'child')))\nqueue.add('print', 'parent')", url)
+    assert texts(url) == ["child", "parent"]
+
+
+def test_a_child_that_makes_no_call_disturbs_nothing(url: str) -> None:
+    run("queue.add('print', 'a')\nended(forked(lambda: None))\nqueue.add('print', 'b')", url)
+    assert texts(url) == ["a", "b"]
+
+
+def test_a_grandchild(url: str) -> None:
+    program = """
+        def in_grandchild():
+            queue.add("print", "grandchild")
+        def in_child():
+            queue.add("print", "child")
+            ended(forked(in_grandchild))
+            queue.add("print", "child again")
+        queue.add("print", "parent")
+        ended(forked(in_child))
+        app.sync.close()
+        queue = app.sync.queue("letters")
+        queue.add("print", "parent again")
+    """
+    run(program, url)
+    assert texts(url) == ["child", "child again", "grandchild", "parent", "parent again"]
+
+
+@pytest.mark.parametrize("rounds", [8, pytest.param(300, marks=pytest.mark.torture)])
+def test_forks_while_other_threads_call(url: str, rounds: int) -> None:
+    program = """
+        rounds = int(sys.argv[2]) if len(sys.argv) > 2 else ROUNDS
+        going, made = True, [0] * 4
+        def busy(of):
+            while going:
+                queue.add("print", "parent")
+                made[of] += 1
+                SyncQueue("others", connection=Connection(sys.argv[1])).close()
+        threads = [threading.Thread(target=busy, args=(of,)) for of in range(4)]
+        for thread in threads:
+            thread.start()
+        def in_child():
+            signal.alarm(30)  # a child that hangs ends with an error
+            queue.add("print", "child")
+            app.sync.close()
+        for _ in range(rounds):
+            ended(forked(in_child))
+        going = False
+        for thread in threads:
+            thread.join()
+        print(sum(made))
+    """
+    made = int(run(program.replace("ROUNDS", str(rounds)), url, timeout=600))
+    found = texts(url)
+    assert (found.count("child"), found.count("parent")) == (rounds, made)
+
+
+def test_multiprocessing_by_fork(url: str) -> None:
+    program = """
+        def adding(number):
+            return queue.add("print", number).id
+
+        queue.add("print", "parent")
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            assert len(set(pool.map(adding, range(10)))) == 10
+            pool.close()
+            pool.join()
+        queue.add("print", "parent")
+    """
+    run(program, url)
+    assert texts(url) == sorted([*map(str, range(10)), "parent", "parent"])
