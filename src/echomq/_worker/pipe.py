@@ -188,14 +188,11 @@ def _known(module: str, name: str) -> type[BaseException] | None:
     try:
         for part in name.split("."):
             found = vars(found)[part]
-        is_error = issubclass(found, BaseException)
+        if type(found) is not type or not issubclass(found, BaseException):
+            return None
         # One whose attributes are got by code of its own cannot even be raised without running that.
-        is_harmless = is_error and type(found) is type and found.__getattribute__ is BaseException.__getattribute__
-        return (
-            found
-            if is_harmless and "__class__" not in {name for one in found.__mro__[:-2] for name in vars(one)}
-            else None
-        )
+        own = {name for kind in found.__mro__ if kind.__module__ != "builtins" for name in vars(kind)}
+        return None if own & {"__getattribute__", "__class__"} else found
     except Exception:  # there is no such thing, or it is something else here
         return None
 
