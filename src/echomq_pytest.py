@@ -1,4 +1,4 @@
-"""EchoMQ's pytest plugin: the fixtures ``echomq_server``, ``echomq_app`` and ``echomq`` (docs/testing.md).
+"""EchoMQ's pytest plugin: the fixtures ``echomq_server``, ``echomq_app``, ``echomq`` and ``echomq_inline`` (docs/testing.md).
 
 It stands beside the package, so that a run of pytest that does not use it does not even import EchoMQ.
 """
@@ -14,7 +14,7 @@ import pytest
 
 if TYPE_CHECKING:
     from echomq import EchoMQ
-    from echomq.testing import Kit, Server
+    from echomq.testing import Inline, Kit, Server
 
 _LEFT: Final = "EchoMQ: jobs that the test left"
 
@@ -62,10 +62,20 @@ def echomq(echomq_app: EchoMQ, echomq_server: Server, request: pytest.FixtureReq
             pytest.fail(f"jobs are left that nobody ran:\n{left}", pytrace=False)
 
 
+@pytest.fixture
+def echomq_inline(echomq_app: EchoMQ, echomq_server: Server) -> Iterator[Inline]:
+    """The app whose jobs have run when they are enqueued: an ``echomq.testing.Inline``."""
+    from echomq.testing import inline
+
+    with inline(echomq_app, echomq_server) as jobs:
+        yield jobs
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """What an async test has opened closes in its own event loop, whoever runs that: only there it can."""
-    kit = getattr(item, "funcargs", {}).get("echomq")
+    used = getattr(item, "funcargs", {})
+    kit = used.get("echomq") or used.get("echomq_inline")
     test = getattr(item, "obj", None)
     if kit is None or not inspect.iscoroutinefunction(test):
         return (yield)

@@ -62,7 +62,7 @@ class EchoMQ(TaskMaker):
         self._hash_tag = hash_tag
         self._tasks: dict[str, Task[Any, Any]] = {}
         self._queues: dict[str, Queue] = {}
-        self._queue_type: type[Queue] = Queue  # the testing kit has one that runs its jobs as they are added
+        self._queue_type: Callable[..., Queue] = Queue  # the testing kit has one that runs its jobs as they are added
         self._max_sizes: dict[str, int] = {}
         self._results: dict[str, str | Queue] = {}  # by the name of the task
         self._process_calls: dict[str, Call] = {}

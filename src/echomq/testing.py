@@ -1,11 +1,17 @@
 """The testing kit: what was enqueued, jobs that run at once, real queues without a server of your own, and time that passes.
 
-``on_server(app)``: the app works on a real server to throw away. You say when its jobs run, and how time passes. With pytest it
-is the fixture ``echomq``.
+Two ways to test code that enqueues jobs (docs/testing.md):
+
+* ``inline(app)``: each job has run when it is enqueued.
+* ``on_server(app)``: you say when jobs run, and how time passes.
+
+Both are real: the app works on a server to throw away, with real workers in the test's process; nothing connects to the server
+that the app names. With pytest they are the fixtures ``echomq_inline`` and ``echomq``.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Coroutine, Mapping
 from datetime import datetime, timedelta
@@ -15,7 +21,8 @@ from typing import Any, Final, ParamSpec, Self, TypeVar, overload
 from echomq._testing import clock
 from echomq._testing.asserting import Wanted, complaint, describe
 from echomq._testing.driver import Driver, NotSettled
-from echomq._testing.server import LentConnection, Server
+from echomq._testing.inline import Crews, InlineQueue
+from echomq._testing.server import LentConnection, Server, finish
 from echomq.app import EchoMQ
 from echomq.connection import Connection
 from echomq.errors import InvalidOption
@@ -24,7 +31,7 @@ from echomq.options import Duration, check_truth, check_whole, shown, to_seconds
 from echomq.queue import Queue
 from echomq.task import Task
 
-__all__ = ["Kit", "NotSettled", "Server", "on_server"]
+__all__ = ["Inline", "Kit", "NotSettled", "Server", "inline", "on_server"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -148,7 +155,7 @@ class Kit(_Ledger):
         self._before: tuple[Connection, dict[str, Queue]] | None = None
 
     def __repr__(self) -> str:
-        return f"<Kit of {self.app!r}>"
+        return f"<{type(self).__name__} of {self.app!r}>"
 
     @property
     def connection(self) -> Connection:
@@ -352,6 +359,54 @@ class Kit(_Ledger):
             await (await hub.link(hash_tag=True)).call("FLUSHDB")
         finally:
             await hub.release()
+
+
+class Inline(Kit):
+    """An app whose jobs have run when they are enqueued: in this process, by real workers, and again at once if they fail.
+
+    Made by ``inline``. A delay and the pauses between attempts are not waited for. What ``enqueue`` gives is the job as it is at
+    its end; an error of the task is raised by its ``result()``, as ever, and not by ``enqueue``.
+    """
+
+    def __init__(self, app: EchoMQ, server: Server | None = None, *, patience: Duration = _PATIENCE) -> None:
+        super().__init__(app, server, patience=patience)
+        self._crews = Crews(app, self._patience)
+
+    def open(self) -> Self:
+        """Takes the app over. A with block does it."""
+        super().open()
+        self.app._queue_type = functools.partial(InlineQueue, crews=self._crews, tasks=self.app)
+        return self
+
+    async def rest(self) -> None:
+        """Ends the workers of this event loop and closes what is open in it, before it ends."""
+        await self._crews.close_here()
+        await super().rest()
+
+    def close(self) -> None:
+        """Gives the app back, and closes what it opened. Closing again does nothing."""
+        for loop in self._crews.loops():
+            finish(loop, self._crews.close_here)
+        self.app._queue_type = Queue
+        super().close()
+
+
+def inline(app: EchoMQ, server: Server | None = None, *, patience: Duration = _PATIENCE) -> Inline:
+    """Jobs that have run when they are enqueued: a context manager, plain or async, that gives an ``Inline``.
+
+    Args:
+        app: the app under test.
+        server: as for ``on_server``.
+        patience: seconds of real time that a job may take.
+
+    Example:
+        >>> async with inline(app) as jobs:
+        ...     job = await enroll.enqueue(7, course="redis")
+        ...     assert job.state == "completed"
+        ...     assert await job.result() == "a seat"
+        ...     jobs.assert_enqueued(send_receipt, {"learner": 7})
+    """
+    return Inline(app, server, patience=patience)
 
 
 def on_server(app: EchoMQ, server: Server | None = None, *, patience: Duration = _PATIENCE) -> Kit:

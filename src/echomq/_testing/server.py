@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import functools
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, Self, TypeVar
 
 from echomq._redis.embedded import EmbeddedServer, join
 from echomq._redis.embedded.places import MEMORY
 from echomq._testing.clock import MovableLink
-from echomq.connection import Connection, Hub
+from echomq.connection import Connection
 
 T = TypeVar("T")
 
@@ -102,19 +102,24 @@ class LentConnection(Connection):
             if hub.loop.is_closed():
                 self.forget(hub)
                 hub.abandon()
-            elif hub.loop.is_running():
-                self._close_there(hub)
             else:
-                hub.loop.run_until_complete(hub.close())
+                finish(hub.loop, hub.close)
 
-    def _close_there(self, hub: Hub) -> None:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:  # it runs in another thread
-            with contextlib.suppress(RuntimeError, TimeoutError):
-                asyncio.run_coroutine_threadsafe(hub.close(), hub.loop).result(10)
-        else:  # nothing here may be waited for; whoever runs an event loop awaits `close`
-            hub.loop.call_soon_threadsafe(lambda: hub.loop.create_task(hub.close(), name="echomq close"))
+
+def finish(loop: asyncio.AbstractEventLoop, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Has an event loop close what is its own, from plain code, unless it has ended."""
+    if loop.is_closed():
+        return
+    if not loop.is_running():
+        loop.run_until_complete(close())
+        return
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # it runs in another thread
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            asyncio.run_coroutine_threadsafe(close(), loop).result(10)
+    else:  # nothing here may be waited for; whoever runs an event loop awaits `rest`
+        loop.call_soon_threadsafe(lambda: loop.create_task(close(), name="echomq close"))
 
 
 class Portal:

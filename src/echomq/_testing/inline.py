@@ -1,0 +1,98 @@
+"""Queues whose jobs have run when their add returns: a real worker stands ready, and nothing is waited for but the job."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from typing import Any, Final
+
+from echomq._testing.driver import NotSettled
+from echomq.app import EchoMQ
+from echomq.errors import JobNotFound, StateError
+from echomq.job import Job
+from echomq.options import JobSpec
+from echomq.queue import Queue
+from echomq.worker import Worker
+
+_SLOTS: Final = 1_000
+"""More than there are jobs that enqueue jobs that enqueue jobs."""
+
+_MOST_RUNS: Final = 100
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01
+
+
+class Crews:
+    """The workers that stand ready: one for a queue in each event loop, from its first job on.
+
+    Args:
+        app: whose tasks they run.
+        patience: seconds that a job may take.
+    """
+
+    def __init__(self, app: EchoMQ, patience: float) -> None:
+        self._app = app
+        self._patience = patience
+        self._workers: dict[asyncio.AbstractEventLoop, dict[str, Worker]] = {}
+
+    async def run(self, job: Job[Any]) -> Job[Any]:
+        """Has it run, and run again, at once, until it has ended; gives it as it is then.
+
+        A job whose queue is paused stays where it is; so does one that is put off again and again.
+        """
+        loop = asyncio.get_running_loop()
+        give_up, pause, put_off = loop.time() + self._patience, _FIRST_PAUSE, 0
+        await self._stand_ready(job.queue_name)
+        while True:
+            found = await job.refresh()
+            if found is None or found.state in ("completed", "failed", "waiting_children"):
+                return found or job
+            if found.state in ("waiting", "prioritized") and await self._app.queue(job.queue_name).is_paused():
+                return found
+            if found.state == "delayed":
+                put_off += 1
+                if put_off > _MOST_RUNS:
+                    return found
+                with contextlib.suppress(StateError, JobNotFound):  # it has moved on by itself
+                    await found.promote()
+            if loop.time() > give_up:
+                raise NotSettled(f"job {job.id!r} ({job.name}) is {found.state} after {self._patience:g} s")
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST_PAUSE)
+
+    async def close_here(self) -> None:
+        """Ends those of this event loop."""
+        for worker in self._workers.pop(asyncio.get_running_loop(), {}).values():
+            await worker.close()
+
+    def loops(self) -> list[asyncio.AbstractEventLoop]:
+        """The event loops in which some stand ready."""
+        return list(self._workers)
+
+    async def _stand_ready(self, name: str) -> None:
+        workers = self._workers.setdefault(asyncio.get_running_loop(), {})
+        worker = workers.get(name)
+        if worker is None or not worker.is_running:
+            worker = workers[name] = self._app.worker(name, concurrency=_SLOTS, name="inline")
+        await worker.ready()
+
+
+class InlineQueue(Queue):
+    """A queue whose jobs have run when their add returns."""
+
+    def __init__(self, *args: Any, crews: Crews, tasks: EchoMQ, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._crews = crews
+        self._tasks = tasks
+
+    async def add(self, name: str | JobSpec, *args: Any, **options: Any) -> Job[Any]:
+        """Adds a job and runs it."""
+        job = await super().add(name, *args, **options)
+        if self.name not in {task.queue for task in self._tasks.tasks.values()}:
+            return job  # nothing here could run it
+        found = await self._crews.run(job)
+        return job if job.duplicate or job.deduplicated else found
+
+    async def add_bulk(self, jobs: Iterable[JobSpec]) -> list[Job[Any]]:
+        """Adds jobs and runs them, one after the other."""
+        return [await self.add(spec) for spec in jobs]
