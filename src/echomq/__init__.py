@@ -59,6 +59,7 @@ from echomq.options import Backoff, Cron, Deduplication, Every, JobSpec, Keep, L
 from echomq.queue import DeadLetterQueue, Page, Queue
 from echomq.retry_policy import RetryPolicy
 from echomq.scheduler import JobScheduler
+from echomq.slots import SharedSlots
 from echomq.sync import SyncJob, SyncJobScheduler, SyncQueue
 from echomq.task import AsyncTask, PlainTask, Task
 from echomq.tasks import Tasks
@@ -121,6 +122,7 @@ __all__ = [
     "ScheduleInfo",
     "ServerError",
     "ServerUnavailable",
+    "SharedSlots",
     "StaleCall",
     "StateError",
     "SyncJob",

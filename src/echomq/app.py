@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -19,6 +19,7 @@ from echomq.job import Job
 from echomq.lifespan import Lifecycle, Lifespan
 from echomq.options import JobSpec, check_whole, shown
 from echomq.queue import Queue, encoded
+from echomq.slots import SharedSlots
 from echomq.sync import SyncEchoMQ
 from echomq.task import Place, Task
 from echomq.tasks import TaskMaker, Tasks
@@ -242,21 +243,36 @@ class EchoMQ(TaskMaker):
         worker._loads = functools.partial(self._loads, queue)
         return worker
 
-    async def work(self, *queues: str, concurrency: int = 10, **options: Any) -> None:
+    async def work(
+        self,
+        *queues: str,
+        concurrency: int = 10,
+        weights: Mapping[str, int] | None = None,
+        strict: bool = False,
+        **options: Any,
+    ) -> None:
         """Works these queues (left out: every queue that a task names) until it is cancelled.
 
         Args:
             queues: their names.
-            concurrency: jobs at once, for each queue.
+            concurrency: jobs at once, for each queue; with ``weights`` or ``strict``, for all of them together.
+            weights: share ``concurrency`` slots by weight, as of ``SharedSlots``: 3 for a queue that is to get three times the
+                time of one with 1, which a queue weighs that is not named here.
+            strict: share them in the order of ``queues``: one gets what those before it leave.
             options: of each ``Worker``.
 
         Raises:
+            InvalidOption: an argument breaks a rule.
             LifespanFailed: the app's ``lifespan`` could not be started, or not be stopped in order.
         """
         names = queues or tuple(sorted({task.queue for task in self._tasks.values()}))
         if not names:
             raise InvalidOption("the app has no task, so there is no queue to work; name one")
-        workers = [self.worker(name, concurrency=concurrency, **options) for name in names]
+        if weights is None and not strict:
+            options["concurrency"] = concurrency
+        else:
+            options["slots"] = _shared(names, queues, concurrency, weights, strict)
+        workers = [self.worker(name, **options) for name in names]
         try:
             async with asyncio.TaskGroup() as group:
                 for worker in workers:
@@ -379,6 +395,20 @@ def _of_all(error: BulkAddError, made: dict[int, Job[Any]], positions: Sequence[
         unknown=unknown,
         not_added=[position for position in range(count) if position not in surely],
     )
+
+
+def _shared(
+    names: Sequence[str], given: Sequence[str], size: int, weights: Mapping[str, int] | None, strict: bool
+) -> SharedSlots:
+    if strict and not given:
+        raise InvalidOption("strict=True: name the queues, the first comes first")
+    slots = SharedSlots(size, weights=weights, strict=given if strict else None)
+    strange = [name for name in weights or () if name not in names]
+    if strange:
+        raise InvalidOption(
+            f"weights={shown(weights)}: {strange[0]!r} is none of the queues: {', '.join(map(repr, names))}"
+        )
+    return slots
 
 
 def _first_of(failed: ExceptionGroup[LifespanFailed]) -> LifespanFailed:

@@ -50,6 +50,7 @@ from echomq.options import (
 )
 from echomq.queue import Queue
 from echomq.retry_policy import RetryPolicy
+from echomq.slots import SharedSlots
 
 Processor = Callable[[Job[Any]], Any]
 """A handler: ``async def``, or a plain function, which runs in a thread of the worker's own."""
@@ -115,6 +116,7 @@ class Worker:
         connection: a ``Connection`` or a URL; left out, ``ECHOMQ_URL``.
         prefix, hash_tag: as for ``Queue``.
         concurrency: how many jobs may run at once: one, if it is left out.
+        slots: in place of ``concurrency``: ``SharedSlots``, which it shares with workers of other queues.
         limiter: a rate limit, shared by the queue's workers.
         lock_duration: seconds after which a job whose worker is silent may be run by another.
         stalled_interval: seconds between looks for such jobs.
@@ -155,7 +157,8 @@ class Worker:
         connection: Connection | str | None = None,
         prefix: str = "emq",
         hash_tag: bool | None = None,
-        concurrency: int = 1,
+        concurrency: int | None = None,
+        slots: SharedSlots | None = None,
         limiter: Limiter | None = None,
         lock_duration: Duration = 30.0,
         stalled_interval: Duration = 15.0,
@@ -205,7 +208,7 @@ class Worker:
         self.name: str = worker_name() if name is None else _checked_name(name)
         self._plan = Plan(
             name=self.name,
-            concurrency=check_whole(concurrency, "concurrency", least=1, most=100_000),
+            concurrency=_checked_slots(self._keys.queue, concurrency, slots),
             lock_duration=to_seconds(lock_duration, "lock_duration", least=0.1, most=86_400),
             stalled_interval=to_seconds(stalled_interval, "stalled_interval", least=0.1, most=86_400),
             max_stalled_count=check_whole(max_stalled_count, "max_stalled_count", least=0),
@@ -222,6 +225,7 @@ class Worker:
             metrics_points=check_whole(metrics_points, "metrics_points", least=0, most=100_000),
             telemetry=guard,
         )
+        self._slots = slots
         self._processor = processor
         self._route = route
         self._results = self._checked_results(results_queue)
@@ -536,6 +540,7 @@ class _Session:
                 look_after=hub.look_after,
                 ready=self.is_ready,
                 process=worker._process,
+                pool=None if worker._slots is None else worker._slots.pool(),
             )
             if worker._paused:
                 crew.pump.shut()
@@ -750,6 +755,20 @@ def _check_takes_the_job(processor: Any) -> None:
         ) from None
     except Exception:  # not every callable shows its signature
         return
+
+
+def _checked_slots(queue: str, concurrency: int | None, slots: SharedSlots | None) -> int:
+    if slots is None:
+        return check_whole(1 if concurrency is None else concurrency, "concurrency", least=1, most=100_000)
+    if not isinstance(slots, SharedSlots):
+        raise InvalidOption(
+            f"slots={shown(slots)}: must be SharedSlots, such as SharedSlots(20, weights={{'high': 3}}); for slots of its own "
+            "write concurrency=…"
+        )
+    if concurrency is not None:
+        raise InvalidOption(f"concurrency={shown(concurrency)}: leave it out with slots, which say how many there are")
+    slots.check(queue)
+    return slots.size
 
 
 def _checked_crash_limit(policy: OnCrashLimit, backoff: Backoff | None) -> OnCrashLimit:

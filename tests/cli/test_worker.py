@@ -130,6 +130,25 @@ async def test_a_second_signal_gives_jobs_back_at_once(
         assert (found.state, found.attempts_started, found.attempts_made, found.stalled_count) == ("waiting", 1, 0, 0)
 
 
+@pytest.mark.parametrize(
+    "words", [["-q", "high=9", "-q", "cli"], ["-q", "high", "-q", "cli", "--strict", "--processes", "2"]]
+)
+async def test_queues_share_the_slots(
+    start: Callable[..., Command], url: str, tmp_path: Path, words: list[str]
+) -> None:
+    notes = str(tmp_path / "notes")
+    async with Queue("cli", connection=url) as low, Queue("high", connection=url) as high:
+        jobs = [await queue.add("note", {"path": notes, "seconds": 0.02}) for queue in (low, high) for _ in range(10)]
+        command = start("program:app", *words, "--concurrency", "1")
+        await command.ready()
+        for job in jobs:
+            await job.result(timeout=15)
+        ended = [job.finished_on for job in [await job.refresh() for job in jobs] if job and job.finished_on]
+        assert sum(one.timestamp() for one in ended[:10]) > sum(one.timestamp() for one in ended[10:])
+    command.send(signal.SIGTERM)
+    assert command.end()[0] == 0
+
+
 async def test_what_fails_is_kept_as_the_options_say(start: Callable[..., Command], url: str, tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(
         "from echomq import EchoMQ, RetryPolicy\napp = EchoMQ()\npolicy = RetryPolicy(permanent=(KeyError,))\n"
@@ -293,6 +312,13 @@ async def test_without_a_server_at_the_end_it_names_the_jobs(
         (["program:worker", "--max-stalled-count", "3"], "or write Worker(…, max_stalled_count=3)"),
         (["program:worker", "--retry-policy", "always"], "or write Worker(…, retry_policy=RetryPolicy("),
         (["program:worker", "--crash-backoff", "5"], "or write Worker(…, crash_backoff=Backoff("),
+        (["program:app", "cli", "-q", "high=3"], "name each queue that shares slots with -q"),
+        (["program:app", "--strict"], "name each queue that shares slots with -q"),
+        (["program:app", "-q", "high=much"], "-q high=much: must be NAME"),
+        (["program:app", "-q", "high=3", "--strict"], "or without --strict NAME=WEIGHT"),
+        (["program:app", "-q", "high=0"], "weight of 'high'"),
+        (["program:app", "-q", "high", "-q", "high=3"], "is named twice"),
+        (["program:worker", "-q", "high"], "is a Worker, which has its queue"),
         (["program:app", "--on-crash-limit", "die"], "must be one of fail, "),
         (["program:app", "--crash-backoff", "5"], "goes with on_crash_limit='backoff' only"),
         (

@@ -34,6 +34,7 @@ from echomq._worker.presence import Presence
 from echomq._worker.pump import Pump
 from echomq._worker.retry import Retries
 from echomq._worker.run import Runner
+from echomq._worker.slots import Pool
 from echomq._worker.stalled import Sweeper
 from echomq._worker.trace import Tracer
 from echomq.errors import ConnectionLost, EchoMQError, InvalidOption, ServerUnavailable, Unrecoverable
@@ -90,6 +91,7 @@ class Crew:
         look_after: puts a server back that is ours to put back (an embedded one).
         ready: set at the first answered fetch.
         process: what the tokens of its locks begin with, or "": by it a supervisor knows them when this process has died.
+        pool: slots that it shares with other crews; None: it has its own.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Crew:
         look_after: Callable[[Exception], Awaitable[None]],
         ready: asyncio.Event,
         process: str = "",
+        pool: Pool | None = None,
     ) -> None:
         self._keys = keys
         self._plan = plan
@@ -155,6 +158,7 @@ class Crew:
             fresh_for=plan.lock_duration / 2,
             ready=ready,
             process=process,
+            pool=pool,
             without_result=self._ends.without_result,
             stored=self._stored,
             failed_to_complete=lambda held, why: self._ends.failed(
@@ -235,6 +239,7 @@ class Crew:
             for task in roles:
                 task.cancel()
             await asyncio.gather(*roles, return_exceptions=True)
+            self.pump.leave_pool()
             await self._leave()
             self._blocking.drop("the worker has stopped")
             await self._keeper.stop()

@@ -27,6 +27,7 @@ from echomq._store.fetch import Closed, Turn, Want, take
 from echomq._store.finish import Completed, GivenBack, Outcome, RateLimited, finish_and_take
 from echomq._store.keys import QueueKeys
 from echomq._worker.held import Held, HeldTable, Hold
+from echomq._worker.slots import Pool, Share
 from echomq.errors import ConnectionLost, EchoMQError, EncodingError, ServerUnavailable
 
 CAP = 50
@@ -117,6 +118,7 @@ class Pump:
         stored: called with the outcomes that a call has stored, and the server's time.
         ready: set when the server has answered the first fetch.
         process: what the ids of its lanes begin with, or "".
+        pool: slots that it shares with others; None: it has its own.
     """
 
     def __init__(
@@ -139,9 +141,9 @@ class Pump:
         stored: Callable[[list[Outcome], int | None], None],
         ready: asyncio.Event,
         process: str = "",
+        pool: Pool | None = None,
     ) -> None:
-        self._keys = keys
-        self._process = process
+        self._keys, self._process = keys, process
         self._link = link
         self._blocking = blocking
         self._table = table
@@ -190,12 +192,24 @@ class Pump:
         self._changed = asyncio.Event()
         self._complained: dict[str, float] = {}
         self.fetched_at: float | None = None  # monotonic, for other threads; None before the first answer
+        self._unanswered_since: float | None = None  # only where slots are shared
+        self._pool = pool
+        self._share: Share | None = None
 
     # -- what others ask of it -----------------------------------------------------------------------------------------
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """Its roles, to be run as tasks: the lanes and the one that blocks on the marker."""
+        if self._pool is not None:
+            self._share = self._pool.join(
+                self._keys.queue, self._taken, self._wants, lambda: self._unanswered_since, self._wake_one
+            )
         return [*(self.lane() for _ in range(self._lanes)), self._block()]
+
+    def leave_pool(self) -> None:
+        """Its slots, where it shared them, are the others' from now on."""
+        if self._share is not None:
+            self._share.leave()
 
     def lane(self) -> Coroutine[Any, Any, None]:
         """One more lane, to take the place of one that has ended."""
@@ -216,6 +230,7 @@ class Pump:
             self._blocking.drop("the worker fetches no more")
         self._changed.set()
         self._wake_all()
+        self._shares_changed()
 
     def open(self) -> None:
         """Fetches again."""
@@ -309,6 +324,7 @@ class Pump:
             except EchoMQError as error:
                 self._asked(ask, 0)
                 self._refused(ask.outcomes, error)
+                self._shares_changed()
                 self._tell_idle()
                 if not (isinstance(error, EncodingError) and ask.outcomes):  # else there is one the less to send
                     await asyncio.sleep(_PAUSE_AFTER_ERROR)
@@ -339,6 +355,9 @@ class Pump:
 
     def _asked(self, ask: _Ask, came: int) -> None:
         self._fetching -= ask.wanted
+        if self._share is not None:
+            self._share.started(came)
+            self._unanswered_since = self._share_clock() if self._fetching else None
         if self._fair_share is not None:
             self._fair_share.got(came, ask.wanted, ask.share)
 
@@ -353,22 +372,45 @@ class Pump:
             size += ended[1].size
             outcomes.append(ended)
         count = self._wanted(bool(outcomes))
+        if outcomes:
+            self._shares_changed()  # the slots of these are free
         if not outcomes and not count:
             return None
         for held, outcome in outcomes:
             self._in_call[held.job.id + held.token] = (held, outcome)
         self._fetching += count
+        if count and self._share is not None and self._unanswered_since is None:
+            self._unanswered_since = self._share_clock()
         share = 0 if self._fair_share is None else self._fair_share.of(count)
         return _Ask(outcomes, count, share, lasting(), self._reasons)
 
     def _wanted(self, going_anyway: bool) -> int:
         if self._gate is Gate.SHUT or (self._empty and not going_anyway):
             return 0
-        free = self._slots - self.handlers - self._fetching - len(self._ended)
+        free = self._slots - self._taken()
         if asyncio.get_running_loop().time() < self._held_until:
             # Nothing will come; but one that stops when nothing waits has to know that nothing does.
             return 1 if self._stop_when_empty and free > 0 and not self._fetching else 0
-        return max(0, min(free, self._cap, self._ramp - self._fetching))
+        wanted = max(0, min(free, self._cap, self._ramp - self._fetching))
+        return wanted if self._share is None else self._share.grant(wanted)
+
+    def _taken(self) -> int:
+        return self.handlers + self._fetching + len(self._ended)
+
+    # -- slots that are shared -------------------------------------------------------------------------------------------
+
+    def _wants(self) -> bool:
+        return self._gate is Gate.OPEN and not self._empty and self._share_clock() >= self._held_until
+
+    @staticmethod
+    def _share_clock() -> float:
+        return asyncio.get_running_loop().time()
+
+    def _shares_changed(self) -> None:
+        if self._share is not None:
+            self._share.changed()
+
+    # -- a lane, further -------------------------------------------------------------------------------------------------
 
     def _done(self) -> bool:
         if not self.idle:
@@ -532,6 +574,7 @@ class Pump:
             self._changed.set()
             if self._stop_when_empty:
                 self._wake_all()
+        self._shares_changed()
 
     # -- a job ---------------------------------------------------------------------------------------------------------
 
@@ -606,6 +649,7 @@ class Pump:
     def _slot_is_free(self) -> None:
         if self.handlers == self._slots - 1:
             self._changed.set()  # there is a slot again: the marker may be waited for
+        self._shares_changed()
 
     def _thread_goes_on(self, held: Held, thread: asyncio.Future[Any]) -> None:
         """The run has ended, and its outcome counts; but a worker never has more threads than slots."""
@@ -665,6 +709,7 @@ class Pump:
         if until > self._held_until:
             self._held_until = until
             self._changed.set()
+            self._shares_changed()
             if self._window_timer is not None:
                 self._window_timer.cancel()
             # One that is closing waits for no moment: its timer would keep all of it in memory until then.
@@ -753,7 +798,10 @@ class Pump:
     def _may_block(self, now: float) -> bool:
         if self._gate is Gate.SHUT or self._closing:
             return False
-        return now < self._held_until or (self._empty and self._slots > self.handlers + self._fetching)
+        if now < self._held_until:
+            return True
+        # Where others may hold all slots, it has to know that jobs have come, or it would not ask for the next slot.
+        return self._empty and (self._share is not None or self._slots > self.handlers + self._fetching)
 
     async def _limit_changes(self, seconds: float) -> None:
         """Sleeps while a rate limit lasts, and has a lane look when one of the queue's limits has been changed meanwhile."""
@@ -767,6 +815,10 @@ class Pump:
             self._look_again()
             return
         member, score = popped
+        if self._pool is not None and self._gate is Gate.OPEN and self._pool.free <= 0:
+            await self.pass_marker_on()  # another worker may have a slot now; this one asks for the next of its pool
+            self._look_again()
+            return
         if self._gate is Gate.SHUT or self._slots <= self.handlers + self._fetching:
             await self.pass_marker_on()  # our slots have filled meanwhile: the marker is another's
             return

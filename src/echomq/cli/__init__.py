@@ -8,6 +8,8 @@ from typing import Any, Final
 
 _COMMANDS: Final = {
     "worker": ("echomq.cli.worker", "worker", "Take jobs and run them, until SIGTERM or SIGINT (Ctrl-C)."),
+    "dev": ("echomq.cli.dev", "dev", "Work an app while you write it; reloads when a file changes."),
+    "health": ("echomq.cli.health", "health", "Ask a worker process how it does."),
     "queue": ("echomq.cli.queue", "app", "Look at queues; pause, drain, clean, retry, promote, obliterate."),
     "job": ("echomq.cli.job", "app", "Look at jobs; add, retry, promote, remove, wait for one."),
     "events": ("echomq.cli.events", "events", "Print what happens in queues, or what their logs hold of it."),

@@ -12,6 +12,7 @@ from typing import Any, Final
 from echomq.telemetry import JobContextFilter
 
 _TEXT: Final = "%(asctime)s %(levelname)s [%(process)d] %(name)s: %(message)s"
+_SHORT: Final = "%(asctime)s %(levelname)-7s %(message)s"
 _OF_EVERY_RECORD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -19,6 +20,7 @@ class LogFormat(StrEnum):
     """How a log is written."""
 
     text = "text"
+    short = "short"
     json = "json"
 
 
@@ -48,5 +50,11 @@ def log_to_stderr(level: int, log_format: LogFormat) -> None:
     """Has all that this process logs written there, with the id of the job that it belongs to."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(JobContextFilter())
-    handler.setFormatter(JsonLines() if log_format is LogFormat.json else logging.Formatter(_TEXT))
+    match log_format:
+        case LogFormat.json:
+            handler.setFormatter(JsonLines())
+        case LogFormat.short:
+            handler.setFormatter(logging.Formatter(_SHORT, datefmt="%H:%M:%S"))
+        case LogFormat.text:
+            handler.setFormatter(logging.Formatter(_TEXT))
     logging.basicConfig(level=level, handlers=[handler])

@@ -31,6 +31,7 @@ from echomq.cli.worker.target import (
     load,
     refuse,
     retry_policy,
+    shared,
     workers_of,
 )
 
@@ -48,12 +49,25 @@ def worker(
         list[str] | None,
         typer.Argument(metavar="QUEUE", help="Queues to work; left out, those that its tasks name."),
     ] = None,
+    shares: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--queue",
+            "-q",
+            metavar="NAME[=WEIGHT]",
+            help="In place of QUEUE: queues that share the slots of a process by weight; left out, 1. Once for each queue.",
+            show_default=False,
+        ),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Queues of -q in strict order: one gets what those before it leave.")
+    ] = False,
     concurrency: Annotated[
         int | None,
         typer.Option(
             min=1,
             metavar="N",
-            help=f"Jobs at once, for each queue and process; left out, {CONCURRENCY}.",
+            help=f"Jobs at once, for each queue and process, or with -q for all queues of a process; left out, {CONCURRENCY}.",
             show_default=False,
         ),
     ] = None,
@@ -144,7 +158,8 @@ def worker(
     ] = None,
     log_level: Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = "info",
     log_format: Annotated[
-        LogFormat, typer.Option(help="As text, or one JSON object a line, with queue, job_id and job_name.")
+        LogFormat,
+        typer.Option(help="As text, short text, or one JSON object a line, with queue, job_id and job_name."),
     ] = LogFormat.text,
     as_json: Annotated[
         bool,
@@ -183,6 +198,8 @@ def worker(
         "crash_backoff": None if crash_backoff is None else Backoff.exponential(crash_backoff),
     }
     options = {option: value for option, value in given.items() if value is not None}
+    if shares or strict:
+        queues, options = shared(queues or [], shares or [], strict, options)
     workers = workers_of(target, found, queues or [], options, warn=parent is None)
     if parent is not None:
         for one in workers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ def changes(folders: Sequence[Path]) -> AsyncIterator[str]:
         if not folder.exists():
             refuse(f"--reload-dir {folder}: there is no such folder")
 
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)  # what has changed we say ourselves
     here = f"{Path.cwd()}{os.sep}"
 
     async def watch() -> AsyncIterator[str]:

@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 
 import typer
 
-from echomq import EchoMQ, EchoMQError, RetryPolicy, Worker
+from echomq import EchoMQ, EchoMQError, RetryPolicy, SharedSlots, Worker
 
 CONCURRENCY: Final = 10
 SHUTDOWN_TIMEOUT: Final = 25.0
@@ -25,9 +25,9 @@ _POLICIES: Final = {"default": RetryPolicy.DEFAULT, "always": RetryPolicy.ALWAYS
 _OURS: Final = str(Path(__file__).parents[2])
 
 
-def refuse(message: str) -> NoReturn:
+def refuse(message: str, command: str = "worker") -> NoReturn:
     """Ends the command: an argument breaks a rule."""
-    typer.echo(f"echomq worker: {message}", err=True)
+    typer.echo(f"echomq {command}: {message}", err=True)
     raise typer.Exit(2)
 
 
@@ -133,6 +133,31 @@ def _what_it_has(module: ModuleType) -> str:
     return f"it has: {', '.join(names)}" if names else "it has no EchoMQ and no Worker at all"
 
 
+def shared(
+    queues: Sequence[str], shares: Sequence[str], strict: bool, options: Mapping[str, Any]
+) -> tuple[list[str], dict[str, Any]]:
+    """The queues of ``-q NAME=WEIGHT``, and the options of their workers: slots that they share, in place of a concurrency."""
+    if queues or not shares:
+        refuse("name each queue that shares slots with -q, as in -q high=3 -q low=1, and no other")
+    weights: dict[str, int] = {}
+    for share in shares:
+        name, equals, weight = share.rpartition("=")
+        if not equals:
+            name, weight = share, ""
+        if (equals and not weight.isdecimal()) or (equals and strict):
+            refuse(f"-q {share}: must be NAME, or without --strict NAME=WEIGHT with a whole number, such as -q high=3")
+        if name in weights:
+            refuse(f"-q {share}: the queue {name!r} is named twice")
+        weights[name] = int(weight or "1")
+    options = dict(options)
+    size = options.pop("concurrency", CONCURRENCY)
+    try:
+        slots = SharedSlots(size, strict=list(weights)) if strict else SharedSlots(size, weights=weights)
+    except EchoMQError as error:
+        refuse(f"-q: {error}")
+    return list(weights), {**options, "slots": slots}
+
+
 def workers_of(
     target: str, found: EchoMQ | Worker, queues: Sequence[str], options: Mapping[str, Any], *, warn: bool
 ) -> list[Worker]:
@@ -151,7 +176,9 @@ def workers_of(
     named = sorted({task.queue for task in found.tasks.values()})
     if not queues and not named:
         refuse("the app has no task, so there is no queue to work: name one, or give the app a task")
-    settings = {"concurrency": CONCURRENCY, "shutdown_timeout": SHUTDOWN_TIMEOUT, **options}
+    settings = {"shutdown_timeout": SHUTDOWN_TIMEOUT, **options}
+    if "slots" not in settings:
+        settings.setdefault("concurrency", CONCURRENCY)
     try:
         workers = [found.worker(name, **settings) for name in queues or named]
     except EchoMQError as error:
