@@ -109,11 +109,18 @@ async def test_it_says_when_it_is_ready_works_and_stops(
     assert not command.ready_file.exists()
 
 
-@pytest.mark.parametrize("signals", [[signal.SIGTERM, signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]])
+@pytest.mark.parametrize(
+    ("signals", "words"),
+    [
+        ([signal.SIGTERM, signal.SIGTERM], []),
+        ([signal.SIGINT, signal.SIGTERM], []),
+        ([signal.SIGINT, signal.SIGTERM], ["--processes", "2"]),
+    ],
+)
 async def test_a_second_signal_gives_jobs_back_at_once(
-    start: Callable[..., Command], url: str, tmp_path: Path, signals: list[int]
+    start: Callable[..., Command], url: str, tmp_path: Path, signals: list[int], words: list[str]
 ) -> None:
-    command = start("program:app")
+    command = start("program:app", *words)
     await command.ready()
     async with Queue("cli", connection=url) as queue:
         notes = tmp_path / "notes"
@@ -164,6 +171,22 @@ async def test_what_fails_is_kept_as_the_options_say(start: Callable[..., Comman
         assert letter.dead_letter.attempts_made == 1
     command.send(signal.SIGTERM)
     assert command.end()[0] == 0
+
+
+async def test_a_service_manager_may_tell_every_process_to_stop(
+    start: Callable[..., Command], url: str, tmp_path: Path
+) -> None:
+    command = start("program:app", "--processes", "2")
+    await command.ready()
+    async with Queue("cli", connection=url) as queue:
+        notes = tmp_path / "notes"
+        job = await queue.add("note", {"path": str(notes), "seconds": 1})
+        await wait_until(lambda: notes.exists() and notes.read_text(), what="the job runs")
+        pid = int(notes.read_text())
+        os.kill(pid, signal.SIGTERM)
+        command.send(signal.SIGTERM)
+        assert command.end()[0] == 0
+        assert await job.result(timeout=1) == pid
 
 
 async def test_several_processes_share_the_work_and_stop_together(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, MutableMapping
@@ -20,6 +21,9 @@ _HEARD_WITHIN: Final = 0.8
 
 _STOPPED_WITHIN: Final = 10.0
 """Seconds that stopping may take then; with a server that answers it takes one at most."""
+
+HURRY: Final = signal.SIGINT
+"""What a child is sent to give its jobs back at once. Not a second SIGTERM: a service manager may send one to every process."""
 
 EXIT_ORPHANED: Final = 70
 """EX_SOFTWARE: the parent was gone, and this process could not stop in order."""

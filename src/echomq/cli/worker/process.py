@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from echomq import EchoMQError, OutcomesNotStored, Worker
 from echomq.cli.worker.announce import Announcer
-from echomq.cli.worker.parent import Parent
+from echomq.cli.worker.parent import HURRY, Parent
 from echomq.cli.worker.state import ProcessState, look_at
 
 EXIT_NOT_STORED: Final = 75
@@ -47,7 +47,7 @@ class Process:
         loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
+            loop.add_signal_handler(number, self._on_signal, number)
         if self._parent is not None:
             self._parent_heard = self._parent.watch(lambda: loop.call_soon_threadsafe(self._parent_gone))
         running = [loop.create_task(one.run()) for one in self._workers]
@@ -70,10 +70,10 @@ class Process:
             await asyncio.gather(*(one.ready() for one in self._workers))
             self._reporter.look()
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         self._asked += 1
         self._stop.set()
-        if self._asked > 1:
+        if self._asked > 1 if self._parent is None else number == HURRY:
             self._hurry()
         elif self._parent is None:
             self._announce.stopping()

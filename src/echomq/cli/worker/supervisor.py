@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from echomq.cli.worker.announce import Announcer
-from echomq.cli.worker.parent import Parent
+from echomq.cli.worker.parent import HURRY, Parent
 from echomq.cli.worker.state import ProcessState, not_alive
 
 _FIRST_PAUSE: Final = 0.1
@@ -79,10 +79,9 @@ class Child:
 
     def stop(self, grace: float) -> None:
         """Tells it to stop, for which it has so many seconds; a second time, to do so at once."""
-        if self.told_to_stop:
-            grace = 0.0
-        self.told_to_stop = True
-        self.send(signal.SIGTERM)
+        again, self.told_to_stop = self.told_to_stop, True
+        self.send(HURRY if again else signal.SIGTERM)
+        grace = 0.0 if again else grace
         if self._end is not None:
             self._end.cancel()
         self._end = asyncio.get_running_loop().call_later(grace + _AFTER_GRACE, self._kill)
@@ -295,7 +294,8 @@ class Supervisor:
             self._changed.set()
             self._changed = asyncio.Event()
             for child in self._children:
-                child.stop(self._grace)
+                if not child.told_to_stop:
+                    child.stop(self._grace)
 
     async def _until_changed(self, child: Child, code: int, changed: asyncio.Event) -> None:
         _log.error("worker process %d ended with exit code %d; waiting for a file to change", child.process.pid, code)
