@@ -33,7 +33,7 @@ demo: $(RUN) ## Enrol learners while workers are killed, and audit the outcome
 	$(BIN)/echomq demo $(ARGS)
 
 .PHONY: test
-test: $(DEV) $(PEERS) $(PYTHON_PEER) | test-commands ## Run the tests against real servers and Node peers
+test: $(DEV) $(PEERS) $(PYTHON_PEER) $(PYRIGHT) | test-commands ## Run the tests against real servers and Node peers
 	$(BIN)/python -m pytest --numprocesses=3 --dist=loadfile $(ARGS)
 
 .PHONY: torture

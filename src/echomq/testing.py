@@ -184,7 +184,12 @@ class Kit(_Ledger):
         return self._server.portal.wait(coroutine)
 
     async def run_until_drained(
-        self, *, delayed: bool = False, seed: int | None = None, concurrency: int = 1, **options: Any
+        self,
+        *,
+        delayed: bool = False,
+        seed: int | None = None,
+        concurrency: int = 1,
+        worker: Mapping[str, Any] | None = None,
     ) -> list[Job[Any]]:
         """Runs, with real workers in this event loop, all that can run now and what comes of it, until nothing can.
 
@@ -195,7 +200,7 @@ class Kit(_Ledger):
             delayed: run also what is due later (retries, too), and move the clock on to it; but not the runs of schedules.
             seed: a whole number: which queue's turn it is, is left to chance, the same for the same number.
             concurrency: how many jobs of a queue run at once. With more than one, nobody knows what comes first.
-            options: of each ``Worker``.
+            worker: other options of the workers, such as ``{"limiter": Limiter(10, 1)}``.
 
         Returns:
             For each run the job as it was after that, in order. With ``concurrency``, as it was in it.
@@ -209,7 +214,7 @@ class Kit(_Ledger):
             ['enroll', 'send_receipt']
         """
         check_truth(delayed, "delayed")
-        async with self._driver(seed, concurrency, options) as driver:
+        async with self._driver(seed, concurrency, worker) as driver:
             if delayed:
                 await driver.until_nothing_is_delayed()
             else:
@@ -227,7 +232,7 @@ class Kit(_Ledger):
         work: bool = True,
         seed: int | None = None,
         concurrency: int = 1,
-        **options: Any,
+        worker: Mapping[str, Any] | None = None,
     ) -> list[Job[Any]]:
         """Lets time pass. What comes due on the way is run, each at its time: delays, retries, schedules, rate windows.
 
@@ -243,7 +248,7 @@ class Kit(_Ledger):
             work: run what comes due. False: nobody works in that time, as in an outage; what was missed comes afterwards.
             seed: as of ``run_until_drained``.
             concurrency: the same.
-            options: of each ``Worker``.
+            worker: other options of the workers, such as ``{"limiter": Limiter(10, 1)}``.
 
         Returns:
             For each run the job as it was after that, in order.
@@ -263,7 +268,7 @@ class Kit(_Ledger):
         passing = given if by is None else by
         if not isinstance(passing, timedelta) or passing <= timedelta(0):
             raise InvalidOption(f"advance by {shown(passing)}: must be a time of more than 0; time passes forward only")
-        async with self._driver(seed, concurrency, options) as driver:
+        async with self._driver(seed, concurrency, worker) as driver:
             await driver.advance(round(passing / timedelta(milliseconds=1)), work=check_truth(work, "work"))
             return driver.runs
 
@@ -325,14 +330,14 @@ class Kit(_Ledger):
 
     # -- inside ------------------------------------------------------------------------------------------------------------
 
-    def _driver(self, seed: int | None, concurrency: int, options: Mapping[str, Any]) -> Driver:
+    def _driver(self, seed: int | None, concurrency: int, options: Mapping[str, Any] | None) -> Driver:
         chance = None if seed is None else random.Random(check_whole(seed, "seed", least=0))
         return Driver(
             self.app,
             chance=chance,
             patience=self._patience,
             concurrency=check_whole(concurrency, "concurrency", least=1),
-            options=options,
+            options=options or {},
         )
 
     def _every(self) -> list[Job[Any]]:

@@ -86,6 +86,11 @@ async def test_a_failure_says_what_was_enqueued_instead(kit: Kit) -> None:
         kit.assert_enqueued(enroll.function)  # type: ignore[call-overload]
 
 
+async def test_an_option_that_no_job_has(kit: Kit) -> None:
+    with pytest.raises(InvalidOption, match="tries=3: is no option of a job; there are attempts, "):
+        kit.assert_enqueued(enroll, tries=3)
+
+
 async def test_arguments_are_compared_as_the_job_has_them(kit: Kit) -> None:
     at = kit.now
     await receipt.enqueue(7, at)
@@ -133,7 +138,7 @@ async def test_a_job_that_waits_for_another_needs_a_second_slot(throw_away: Serv
     async with on_server(waiting, throw_away, patience=0.5) as kit:
         job = await outer.enqueue()
         with pytest.raises(NotSettled, match="one that waits for another waits for ever"):
-            await kit.run_until_drained(shutdown_timeout=0)
+            await kit.run_until_drained(worker={"shutdown_timeout": 0})
         await kit.run_until_drained(concurrency=2)
         assert await job.result(timeout=1) == 2
 

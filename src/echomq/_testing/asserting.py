@@ -8,11 +8,13 @@ from typing import Any, Final
 from echomq._store.codec import decode_json, encode_json
 from echomq.errors import BrokenKey, InvalidOption
 from echomq.job import Job
+from echomq.models import JobOptions
 from echomq.options import shown
 from echomq.task import Task
 
 _MOST_SHOWN: Final = 20
 _WIDTH: Final = 100
+_OF_JOB: Final = frozenset({"delay", "priority", "state"})
 
 
 class Wanted:
@@ -41,6 +43,10 @@ class Wanted:
         self.name = task.name if isinstance(task, Task) else task
         self.data: dict[str, Any] = {} if data is None else decode_json(encode_json(dict(data), "data"))
         self.queue = queue
+        for name in options:
+            if name not in _OF_JOB and name not in JobOptions.__struct_fields__:
+                known = ", ".join(sorted({*_OF_JOB, *JobOptions.__struct_fields__}))
+                raise InvalidOption(f"{name}={shown(options[name])}: is no option of a job; there are {known}")
         self.options = dict(options)
 
     def __str__(self) -> str:
@@ -67,7 +73,7 @@ class Wanted:
             elif data[name] != value:
                 found.append(f"{name} is {_short(data[name])}, not {_short(value)}")
         for name, value in self.options.items():
-            has = getattr(job, name) if name in ("delay", "priority", "state") else getattr(job.opts, name)
+            has = getattr(job, name) if name in _OF_JOB else getattr(job.opts, name)
             if has != value:
                 found.append(f"{name} is {_short(has)}, not {_short(value)}")
         return found
