@@ -24,8 +24,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
 from echomq._log import running_job
+from echomq._payloads import Payloads
 from echomq._redis import forks
-from echomq._store.codec import StoredJob, decode_id
+from echomq._store.codec import PlainJob, decode_id
 from echomq._store.home import Home
 from echomq._store.keys import QueueKeys
 from echomq._worker import pipe
@@ -142,11 +143,37 @@ class _Line:
         )
 
 
+class _Payloads(Payloads):
+    """In place of the worker's codecs, which stay there with their keys and clients."""
+
+    def __init__(self, child: _Child) -> None:
+        super().__init__(())
+        self._child = child
+
+    def encode_now(self, text: bytes) -> bytes:
+        stored: bytes = self._child.ask("encode", (text,))
+        return stored
+
+    def decode_now(self, stored: bytes) -> bytes:
+        text: bytes = self._child.ask("decode", (stored,))
+        return text
+
+    async def encode(self, text: bytes) -> bytes:
+        return self.encode_now(text)
+
+    async def decode(self, stored: bytes) -> bytes:
+        return self.decode_now(stored)
+
+    def is_elsewhere(self, stored: bytes) -> bool:
+        return False
+
+
 class _Home(Home):
     """A child's way to the queue of its job: through its parent."""
 
-    def __init__(self, child: _Child, keys: QueueKeys) -> None:
-        super().__init__(Connection("redis://in-a-child.invalid"), keys)
+    def __init__(self, child: _Child, keys: QueueKeys, payloads: Payloads | None, max_bytes: int | None) -> None:
+        connection = Connection("redis://in-a-child.invalid")
+        super().__init__(connection, keys, payloads=payloads, max_bytes=max_bytes)
         self._through_parent = _Line(child, keys)
 
     @property
@@ -174,9 +201,10 @@ class _Run:
 class _Child:
     def __init__(self, channel: _Channel, setup: pipe.Frame) -> None:
         self._channel = channel
-        _, names, main_module, levels, self._measures, self._preload = setup
+        _, names, main_module, levels, self._measures, self._preload, (has_codec, max_bytes) = setup
         queue, prefix, hash_tag = names
-        self._home = _Home(self, QueueKeys.of(queue, prefix=prefix, hash_tag=hash_tag))
+        keys = QueueKeys.of(queue, prefix=prefix, hash_tag=hash_tag)
+        self._home = _Home(self, keys, _Payloads(self) if has_codec else None, max_bytes)
         self._main_module: dict[str, Any] = main_module
         sys.argv = self._main_module.pop("sys_argv")
         self._pid = os.getpid()
@@ -241,7 +269,7 @@ class _Child:
 
     def _run(self, frame: pipe.Frame) -> None:
         _, job_id, token, run, fields, called = frame
-        job: Job[Any] = Job(StoredJob(decode_id(job_id), fields), self._home, run=_Run(token, run))
+        job: Job[Any] = Job(PlainJob(decode_id(job_id), fields), self._home, run=_Run(token, run))
         self._busy = True
         answer: tuple[Any, ...]
         try:

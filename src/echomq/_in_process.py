@@ -12,6 +12,7 @@ import msgspec
 from echomq._log import running_job
 from echomq.errors import InvalidOption
 from echomq.job import Job
+from echomq.options import Extra
 from echomq.task import Place, PlainTask, Task
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ class InProcess(msgspec.Struct, frozen=True):
         name: of the task.
         module, qualname: of its function.
         pass_job: whether the function takes the job.
+        extra: what becomes of a job with more than the function's arguments.
+        shows: whether an error may show what does not fit.
         app: module and name of the app that has it, if that stands at the top of a module.
     """
 
@@ -32,13 +35,16 @@ class InProcess(msgspec.Struct, frozen=True):
     module: str
     qualname: str
     pass_job: bool
+    extra: Extra
+    shows: bool
     app: tuple[str, str] | None
 
     @classmethod
     def of(cls, task: Task[Any, Any], app: EchoMQ) -> InProcess:
         """Raises InvalidOption: another process could not find it."""
         function = task.function
-        place = cls(task.name, function.__module__, function.__qualname__, task.pass_job, _place_of(app))
+        extra, shows = task.extra or app.extra, app._payloads is None
+        place = cls(task.name, function.__module__, function.__qualname__, task.pass_job, extra, shows, _place_of(app))
         try:
             found = _named(sys.modules[place.module], place.qualname)
         except (KeyError, AttributeError):
@@ -58,7 +64,7 @@ class InProcess(msgspec.Struct, frozen=True):
         """In the process: runs the current job."""
         job, task = cast("Job[Any]", running_job.get()), _task_at(self)
         before = (job,) if task.pass_job else ()
-        return task.function(*before, **task.arguments(job.data))
+        return task.function(*before, **task.arguments(job.data, show=self.shows))
 
     def misfit(self, value: Any) -> str | None:
         """In the process: as ``Task.misfit``."""
@@ -77,7 +83,16 @@ def _task_at(place: InProcess) -> Task[Any, Any]:
     if isinstance(function, Task):
         return function
     # The app that made a task of it is not known here; what it takes to run it is.
-    return PlainTask(Place(), function, name=place.name, queue="", timeout=None, pass_job=place.pass_job, options={})
+    return PlainTask(
+        Place(),
+        function,
+        name=place.name,
+        queue="",
+        timeout=None,
+        pass_job=place.pass_job,
+        options={},
+        extra=place.extra,
+    )
 
 
 def _named(module: Any, qualname: str) -> Any:

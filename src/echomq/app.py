@@ -12,12 +12,13 @@ from typing import Any, NoReturn, Self
 
 from echomq._in_process import InProcess
 from echomq._log import about, logger
+from echomq._payloads import CodecOption, Payloads, wrapped_steps
 from echomq._telemetry import Guard, TelemetryOption
 from echomq.connection import Connection
 from echomq.errors import BulkAddError, InvalidOption, LifespanFailed, RetryLater, Unrecoverable
 from echomq.job import Job
 from echomq.lifespan import Lifecycle, Lifespan
-from echomq.options import JobSpec, check_whole, shown
+from echomq.options import MAX_BYTES, Extra, JobSpec, check_extra, check_max_bytes, check_whole, shown
 from echomq.queue import Queue, encoded
 from echomq.slots import SharedSlots
 from echomq.sync import SyncEchoMQ
@@ -39,6 +40,10 @@ class EchoMQ(TaskMaker):
         prefix: what all keys begin with. ``"bull"`` shares BullMQ's own layout.
         hash_tag: whether queue names stand in braces, as a cluster needs; left out: yes, except with prefix ``"bull"``.
         telemetry: hears what its queues and workers do, as for ``Queue``.
+        extra: what becomes of a job whose data have more than the arguments of its task. ``"ignore"``: the rest is left out,
+            and a line in the log says so; ``"forbid"``: the job fails (docs/typed-data.md). A task may say otherwise.
+        max_bytes: how many bytes the data of a job, or its result, may take; as for ``Queue``.
+        codec: how data and results are stored: compressed, encrypted, elsewhere; as for ``Queue``.
 
     Example:
         >>> app = EchoMQ("embedded://school")
@@ -54,8 +59,14 @@ class EchoMQ(TaskMaker):
         prefix: str = "emq",
         hash_tag: bool | None = None,
         telemetry: TelemetryOption = None,
+        extra: Extra = "ignore",
+        max_bytes: int | None = MAX_BYTES,
+        codec: CodecOption = None,
     ) -> None:
         Guard.of(telemetry)  # refused here, if it is none
+        self.extra: Extra = check_extra(extra)
+        self._max_bytes = check_max_bytes(max_bytes)
+        self._payloads = Payloads.of(codec)
         self._telemetry = telemetry
         super().__init__(Place(self), {})
         self._connection = Connection.of(connection)
@@ -122,7 +133,7 @@ class EchoMQ(TaskMaker):
             specs: what ``spec`` of tasks made.
 
         Raises:
-            InvalidOption, EncodingError: names the position; nothing was added.
+            InvalidOption, EncodingError, PayloadTooLarge: nothing was added; but of a size that a codec has made, queues before.
             BulkAddError: it stopped half-way; says which jobs were added, which were not, and of which that is unknown.
 
         Example:
@@ -136,7 +147,9 @@ class EchoMQ(TaskMaker):
             [name] = places
             return self._all_returning(given, await self.queue(name).add_bulk(given))
         for position, spec in enumerate(given):
-            encoded(position, spec)  # of all queues, before the first of them gets any
+            new = encoded(position, spec)  # of all queues, before the first of them gets any
+            if self._payloads is None:
+                self.queue(self._tasks[spec.name].queue)._home.check_size(new[1], spec.max_bytes)
         made: dict[int, Job[Any]] = {}
         for name, positions in places.items():
             try:
@@ -215,6 +228,8 @@ class EchoMQ(TaskMaker):
                 hash_tag=self._hash_tag,
                 max_size=said,
                 telemetry=self._telemetry,
+                max_bytes=self._max_bytes,
+                codec=self._payloads,
             )
             self._queues[name] = found
         elif max_size is not None:
@@ -236,7 +251,7 @@ class EchoMQ(TaskMaker):
             connection=self._connection,
             prefix=self._prefix,
             hash_tag=self._hash_tag,
-            **{"telemetry": self._telemetry, **options},
+            **{"telemetry": self._telemetry, "max_bytes": self._max_bytes, "codec": self._payloads, **options},
         )
         worker._results_of_tasks = self._results
         worker._around = self._lifecycle.running
@@ -340,18 +355,33 @@ class EchoMQ(TaskMaker):
         if task is None:
             self._refuse_unknown(job)
         if task.process:
+            if self._payloads is None and job._is_wrapped:
+                self._let_wait_for_codec(job, "the job's data were written with a codec, and this worker has none")
             return self._process_call(task)
-        arguments = task.arguments(job.data)
+        try:
+            arguments = task.arguments(job.data, show=self._payloads is None)
+        except Unrecoverable as error:
+            self._let_wait_for_codec(job, str(error))
+            raise
         before = (job,) if task.pass_job else ()
         function = functools.partial(task.function, *before, **arguments)
-        return Call(function, task.timeout, task.misfit, task.retry_policy)
+        return Call(function, task.timeout, task.misfit, task.retry_policy, max_bytes=task.max_bytes)
+
+    def _let_wait_for_codec(self, job: Job[Any], why: str) -> None:
+        """As with unknown tasks: who writes with a codec may have been deployed before who reads with it."""
+        if self._payloads is not None or wrapped_steps(job.data) is None or _age(job) > UNKNOWN_TASK_PATIENCE:
+            return
+        self._told(job, "%s; it waits %g s for one that has it", why, UNKNOWN_TASK_DELAY)
+        raise RetryLater(UNKNOWN_TASK_DELAY, why)
 
     def _process_call(self, task: Task[Any, Any]) -> Call:
         """The same call for every job: the process has the job, and decodes it."""
         found = self._process_calls.get(task.name)
         if found is None:
             place = InProcess.of(task, self)
-            found = Call(place.run, task.timeout, place.misfit, task.retry_policy, process=True)
+            found = Call(
+                place.run, task.timeout, place.misfit, task.retry_policy, process=True, max_bytes=task.max_bytes
+            )
             self._process_calls[task.name] = found
         return found
 
@@ -362,27 +392,33 @@ class EchoMQ(TaskMaker):
 
     def _refuse_unknown(self, job: Job[Any]) -> NoReturn:
         """A rolling deploy must not lose work: the job waits, for a worker that knows it (docs: unknown tasks)."""
-        # By the server's clock: that of this machine may be another.
-        began, made = job.processed_on, job.timestamp
-        age = 0.0 if began is None or made is None else (began - made).total_seconds()
         known = ", ".join(sorted(self._tasks)) or "none"
-        if age > UNKNOWN_TASK_PATIENCE:
+        if _age(job) > UNKNOWN_TASK_PATIENCE:
             raise Unrecoverable(
                 f"no worker has known a task named {job.name!r} for {UNKNOWN_TASK_PATIENCE / 3600:g} hours; "
                 f"this one knows: {known}"
             )
+        self._told(
+            job,
+            "it asks for task %r, which this worker does not know (it knows: %s); it waits %g s for one that does",
+            job.name,
+            known,
+            UNKNOWN_TASK_DELAY,
+        )
+        raise RetryLater(UNKNOWN_TASK_DELAY, f"unknown task {job.name!r}")
+
+    def _told(self, job: Job[Any], text: str, *values: object) -> None:
+        """Logs why a job waits for another worker, but not for each."""
         now = time.monotonic()
         if now - self._unknown_logged >= _LOG_EVERY:
             self._unknown_logged = now
-            logger.warning(
-                "job %s asks for task %r, which this worker does not know (it knows: %s); it waits %g s for one that does",
-                job.id,
-                job.name,
-                known,
-                UNKNOWN_TASK_DELAY,
-                extra=about(job.queue_name, job.id, job.name),
-            )
-        raise RetryLater(UNKNOWN_TASK_DELAY, f"unknown task {job.name!r}")
+            logger.warning(f"job %s: {text}", job.id, *values, extra=about(job.queue_name, job.id, job.name))
+
+
+def _age(job: Job[Any]) -> float:
+    """Seconds from when a job was made to its run, by the server's clock: that of this machine may be another."""
+    began, made = job.processed_on, job.timestamp
+    return 0.0 if began is None or made is None else (began - made).total_seconds()
 
 
 def _of_all(error: BulkAddError, made: dict[int, Job[Any]], positions: Sequence[int], count: int) -> BulkAddError:

@@ -3,6 +3,9 @@
     EchoMQError
     ├── InvalidOption (also ValueError)      an argument breaks a rule; nothing was changed
     ├── EncodingError (also ValueError)      a value cannot be written as JSON; nothing was changed
+    ├── PayloadTooLarge (also ValueError)    data take more than max_bytes; nothing was changed
+    ├── PayloadUnreadable                    what a codec has written cannot be read again: a wrong key, a missing file
+    ├── StoreUnavailable (also ConnectionError)    the store of large payloads does not answer; nothing was changed
     ├── JobFailed                            result(): the job failed; has the reason
     ├── JobRemoved                           result(): the job was removed before it ended
     ├── ResultUnavailable                    result(): the job completed, its result could not be encoded
@@ -59,6 +62,31 @@ class EncodingError(EchoMQError, ValueError):
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(message)
         self.path = path
+
+
+class PayloadTooLarge(EchoMQError, ValueError):
+    """Data, or a result, take more bytes than ``max_bytes`` allows. Nothing was changed.
+
+    Attributes:
+        size: how many they take, as they would stand on the server.
+        max_bytes: how many they may.
+    """
+
+    def __init__(self, what: str, size: int, max_bytes: int) -> None:
+        super().__init__(
+            f"{what} takes {size:,} bytes, and max_bytes is {max_bytes:,}: send where it is instead, let a codec put it "
+            "elsewhere (echomq.payloads.Offloaded), or allow more"
+        )
+        self.size = size
+        self.max_bytes = max_bytes
+
+
+class PayloadUnreadable(EchoMQError):
+    """What a codec has written cannot be read again: its key is not known here, its file is missing, or it was changed."""
+
+
+class StoreUnavailable(EchoMQError, ConnectionError):
+    """The store that holds large payloads does not answer. Nothing was changed; later it may."""
 
 
 class JobFailed(EchoMQError):

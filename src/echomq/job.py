@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, Generic, TypeVar, cast
 
-import msgspec
-
+from echomq._payloads import MARK
 from echomq._store import control, explain, read
 from echomq._store.codec import (
+    PlainJob,
     StoredJob,
     dead_letter_in,
     decode_json,
@@ -24,12 +25,14 @@ from echomq._store.codes import ADDED, DEDUPLICATED, DUPLICATE
 from echomq._store.home import Home
 from echomq._store.results import Ending, result_of
 from echomq._telemetry import JOB_ID, JOB_NAME, Attributes, traced
+from echomq._types import Misfit, Reader, reader
 from echomq.errors import (
     BrokenKey,
     EchoMQError,
     InvalidOption,
     JobFailed,
     JobRemoved,
+    PayloadUnreadable,
     ResultTimeout,
     ResultUnavailable,
 )
@@ -105,9 +108,10 @@ class JobRecord(Generic[R]):
 
         Raises:
             BrokenKey: what stands on the server is no JSON.
+            PayloadUnreadable: the queue's codec cannot read it; or it is in a store, and ``load`` was not called.
         """
         if self._data is UNSET:
-            self._data = self._json(b"data")
+            self._data = self._payload(b"data")
         return self._data
 
     @property
@@ -221,8 +225,9 @@ class JobRecord(Generic[R]):
 
         Raises:
             BrokenKey: what stands on the server is no JSON.
+            PayloadUnreadable: the queue's codec cannot read it; or it is in a store, and ``load`` was not called.
         """
-        return self._json(b"returnvalue")
+        return self._payload(b"returnvalue")
 
     @property
     def failed_reason(self) -> str | None:
@@ -264,6 +269,27 @@ class JobRecord(Generic[R]):
     def parent(self) -> Parent | None:
         """The job that waits for it."""
         return self._stored.parent()
+
+    @property
+    def _is_wrapped(self) -> bool:
+        """Whether its data are as a codec has written them."""
+        return self._stored.fields.get(b"data", b"").startswith(MARK)
+
+    def _payload(self, field: bytes) -> Any:
+        payloads, stored = self._home.payloads, self._stored
+        if payloads is None or isinstance(stored, PlainJob) or field not in stored.fields:
+            return self._json(field)
+        payload = stored.fields[field]
+        if payloads.is_elsewhere(payload):
+            raise PayloadUnreadable(
+                f"field {field.decode()!r} of job {self.id!r} of queue {self.queue_name!r} is kept in a store: read it with "
+                "`job = await job.load()`"
+            )
+        text = payloads.decode_now(payload)
+        try:
+            return decode_json(text)
+        except ValueError as error:
+            raise self._broken(field.decode(), error) from None
 
     def _json(self, field: bytes) -> Any:
         try:
@@ -316,6 +342,28 @@ class Job(JobRecord[R]):
             return None
         return Job(found[0], self._home, found[1], cancelled=self._cancelled, returns=self._returns, run=self._run)
 
+    async def load(self) -> Job[R]:
+        """The same record with its data and its result at hand, also if the queue's codec keeps them in a store.
+
+        A job in a handler has its data at hand already, as has one that was just added.
+
+        Raises:
+            PayloadUnreadable: they cannot be read: a wrong key, a missing file.
+            StoreUnavailable: the store does not answer.
+
+        Example:
+            >>> job = await (await queue.get_job("7")).load()
+            >>> job.data
+        """
+        payloads, stored = self._home.payloads, self._stored
+        if payloads is not None and not isinstance(stored, PlainJob):
+            fields = dict(stored.fields)
+            for field in (b"data", b"returnvalue"):
+                if field in fields:
+                    fields[field] = await payloads.decode(fields[field])
+            stored = PlainJob(stored.id, fields)
+        return self._with(stored, self._returns)
+
     def update_progress(self, value: JSON) -> Awaitable[None]:
         """Tells how far the job is. Whoever listens to the queue's events hears it; ``progress`` of a newer record has it.
 
@@ -343,7 +391,7 @@ class Job(JobRecord[R]):
             data: anything that can be written as JSON; for a task, an object of its arguments.
 
         Raises:
-            EncodingError: it has no JSON form.
+            EncodingError: it has no JSON form. PayloadTooLarge: it takes more than ``max_bytes``.
             LockLost: in a handler: its run is over, or another worker has the job. JobNotFound: the job is gone.
             ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
 
@@ -543,7 +591,8 @@ class Job(JobRecord[R]):
         Raises:
             JobFailed: it failed for good; has the reason.
             JobRemoved: it is gone, and with it its outcome.
-            ResultUnavailable: it completed, but its result could not be stored as JSON.
+            ResultUnavailable: it completed, but its result could not be stored, or cannot be read.
+            StoreUnavailable: the codec's store, which has the result, does not answer.
             ResultTimeout: it has not ended in time. It goes on.
             ServerUnavailable: the server could not be reached to begin with.
 
@@ -560,13 +609,20 @@ class Job(JobRecord[R]):
             raise ResultTimeout(
                 f"job {self.id!r} of queue {self.queue_name!r} has not ended within {seconds:g} s; {await self._so_far()}"
             ) from None
+        payloads = self._home.payloads
+        if payloads is not None and ending.kind == "completed" and ending.error is None:
+            try:
+                ending = replace(ending, value=await payloads.decode(ending.value))
+            except PayloadUnreadable as error:
+                raise ResultUnavailable(self.id, str(error)) from error
         return self._outcome(ending)
 
     def returning(self, kind: type[T]) -> Job[T]:
         """The same job, whose ``result()`` is turned into this type.
 
         Args:
-            kind: anything that msgspec can make from JSON: a dataclass, a Struct, a TypedDict, ``datetime`` and so on.
+            kind: anything that msgspec can make from JSON: a dataclass, a Struct, a TypedDict, ``datetime`` and so on; or a model
+                of pydantic.
 
         Raises:
             InvalidOption: it is none of these.
@@ -575,19 +631,25 @@ class Job(JobRecord[R]):
             >>> job = (await queue.get_job("7")).returning(Seat)
             >>> (await job.result()).row
         """
-        try:
-            decoder = msgspec.json.Decoder(kind)
-        except TypeError as error:
+        given: object = kind
+        wanted = reader(kind)
+        if wanted is None:
+            if given is Any:
+                return cast("Job[T]", self)
             raise InvalidOption(
-                f"kind={shown(kind)}: must be a type that msgspec can make from JSON, such as a dataclass: {error}"
-            ) from None
-        made = Job(
-            self._stored, self._home, self._state, cancelled=self._cancelled, returns=decoder.decode, run=self._run
-        )
-        made._became = self._became
-        return made
+                f"kind={shown(kind)}: must be a type that msgspec can make from JSON, such as a dataclass, or a model of pydantic"
+            )
+        return self._read_by(wanted)
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _read_by(self, wanted: Reader) -> Job[Any]:
+        return self._with(self._stored, lambda text: wanted.decode(text, decode_json))
+
+    def _with(self, stored: StoredJob, returns: Callable[[bytes], T]) -> Job[T]:
+        made = Job(stored, self._home, self._state, cancelled=self._cancelled, returns=returns, run=self._run)
+        made._became = self._became
+        return made
 
     def as_found(self, code: int) -> Job[R]:
         """Not for users of EchoMQ. The same record, marked as one that was there before the add."""
@@ -602,7 +664,10 @@ class Job(JobRecord[R]):
         await control.update_progress(self._home.line, self.id, encode_json(value, "progress"), self._run)
 
     async def _update_data(self, data: JSON) -> None:
-        await control.update_data(self._home.line, self.id, encode_json(data, "data"), self._run)
+        home, text = self._home, encode_json(data, "data")
+        stored = text if home.payloads is None else await home.payloads.encode(text)
+        home.check_size(stored)
+        await control.update_data(home.line, self.id, stored, self._run)
 
     async def _log(self, line: str, keep: int | None) -> int:
         given: object = line
@@ -645,7 +710,7 @@ class Job(JobRecord[R]):
             raise ResultUnavailable(self.id, ending.error)
         try:
             return self._returns(ending.value)
-        except msgspec.ValidationError as error:
+        except Misfit as error:
             raise ResultUnavailable(
                 self.id, f"it does not fit the type that the task says it returns: {error}; it is {ending.value[:60]!r}"
             ) from error

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, Final, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -36,6 +36,12 @@ MAX_JOB_ID: Final = 1_000
 
 MAX_DEDUPLICATION_ID: Final = 1_000
 """Characters of a deduplication id: the same bound as that of an id."""
+
+MAX_BYTES: Final = 16 * 1024 * 1024
+"""Of the data or the result of a job, where nobody says otherwise: a server is busy with so much for some 5 ms."""
+
+Extra: TypeAlias = Literal["ignore", "forbid"]
+"""What becomes of a job whose data have more than the arguments of its task: the rest is ignored, or the job fails."""
 
 _MOST_SHOWN: Final = 60
 _FIRST_MOMENT: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -92,6 +98,26 @@ def check_whole(value: int, name: str, *, least: int, most: int | None = None) -
     if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
         bounds = f"from {least} to {most}" if most is not None else f"of at least {least}"
         raise InvalidOption(f"{name}={shown(value)}: must be a whole number {bounds}")
+    return value
+
+
+def check_max_bytes(value: int | None) -> int | None:
+    """Checks a bound on data and results; None for any number.
+
+    Raises:
+        InvalidOption: it is none.
+    """
+    return value if value is None else check_whole(value, "max_bytes", least=1, most=MAX_COUNT)
+
+
+def check_extra(value: Extra) -> Extra:
+    """Checks what becomes of arguments that a task does not have.
+
+    Raises:
+        InvalidOption: there is no such policy.
+    """
+    if value not in get_args(Extra):
+        raise InvalidOption(f"extra={shown(value)}: must be one of {', '.join(map(repr, get_args(Extra)))}")
     return value
 
 
@@ -395,6 +421,7 @@ class JobSpec(msgspec.Struct, frozen=True):
         keep_logs: how many lines of its log are kept, the last ones; left out, 1,000.
         omit_context: where there is telemetry: let the job not carry the context of its trace, so that its run begins a trace
             of its own.
+        max_bytes: how many bytes its data may take, as they stand on the server; left out, the queue decides.
 
     Example:
         >>> JobSpec("enroll", {"learner": 7}, attempts=5, backoff=Backoff.exponential(1))
@@ -418,10 +445,13 @@ class JobSpec(msgspec.Struct, frozen=True):
     expire_in: Duration | None = None
     keep_logs: int | None = None
     omit_context: bool = False
+    max_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise InvalidOption(f"job name {shown(self.name)}: must be a text that is not empty")
+        if self.max_bytes is not None:
+            check_max_bytes(self.max_bytes)
         if not self.is_plain:
             self._check_options()
 

@@ -9,20 +9,30 @@ from typing import Any, Final, Literal, Self
 
 import msgspec
 
+from echomq._payloads import CodecOption, Payloads
 from echomq._store import control, explain, limits, presence, read
-from echomq._store.codec import NewJob, StoredJob, carrying, encode_spec
+from echomq._store.codec import NewJob, PlainJob, StoredJob, carrying, encode_spec
 from echomq._store.codes import ADDED, FULL
 from echomq._store.home import Home
 from echomq._store.keys import QueueKeys
 from echomq._store.line import MOST_BYTES, MOST_JOBS, Added, size_of
 from echomq._telemetry import JOB_ID, JOB_NAME, Attributes, Guard, Spans, TelemetryOption, traced
 from echomq.connection import Connection
-from echomq.errors import BulkAddError, ConnectionLost, EchoMQError, EncodingError, InvalidOption, QueueFull
+from echomq.errors import (
+    BulkAddError,
+    ConnectionLost,
+    EchoMQError,
+    EncodingError,
+    InvalidOption,
+    PayloadTooLarge,
+    QueueFull,
+)
 from echomq.event_types import RESERVED
 from echomq.job import Job
 from echomq.models import JOB_STATES, Explanation, JobState, MetricsSeries, WorkerInfo
 from echomq.options import (
     JSON,
+    MAX_BYTES,
     MAX_COUNT,
     MAX_PRIORITY,
     UNSET,
@@ -34,6 +44,7 @@ from echomq.options import (
     Limiter,
     OnProgress,
     check_deduplication_id,
+    check_max_bytes,
     check_on_progress,
     check_truth,
     check_whole,
@@ -45,6 +56,7 @@ from echomq.queue_admin import QueueAdmin
 _MOST_FIELDS: Final = 100
 _MOST_CHARACTERS: Final = 65_536
 _MOST_NAMES: Final = 100
+_AT_ONCE: Final = 16
 _PAGE: Final = 100
 _LARGEST_PAGE: Final = 1_000
 _MOST_PRIORITIES: Final = 1_000
@@ -79,6 +91,10 @@ class Queue:
         max_size: how many jobs may wait in the queue (with a priority or a delay, or without); what would be one more is
             refused with ``QueueFull``. It binds the adds of this object; give it to all that add. Left out: any number.
         telemetry: hears what is done here, such as ``echomq.telemetry.OpenTelemetry()``; or a list of such (docs/telemetry.md).
+        max_bytes: how many bytes the data of a job may take, as they stand on the server; more is refused with
+            ``PayloadTooLarge``. Left out, 16 MiB; None for any number.
+        codec: how data are stored, and results read: a ``Codec`` of ``echomq.payloads``, or several, each working on what the one
+            before it has made. Left out, as plain JSON. All that add, read and work the jobs need the same (docs/payloads.md).
 
     Raises:
         InvalidOption: a name breaks a rule.
@@ -97,11 +113,14 @@ class Queue:
         hash_tag: bool | None = None,
         max_size: int | None = None,
         telemetry: TelemetryOption = None,
+        max_bytes: int | None = MAX_BYTES,
+        codec: CodecOption = None,
     ) -> None:
         keys = QueueKeys.of(name, prefix=prefix, hash_tag=hash_tag)
         if max_size is not None:
             check_whole(max_size, "max_size", least=1)
-        self._home = Home(Connection.of(connection), keys, max_size, Guard.of(telemetry))
+        payloads, most = Payloads.of(codec), check_max_bytes(max_bytes)
+        self._home = Home(Connection.of(connection), keys, max_size, Guard.of(telemetry), payloads, most)
         self._dead_letter: DeadLetterQueue | None = None
 
     def __repr__(self) -> str:
@@ -167,6 +186,7 @@ class Queue:
 
         Raises:
             InvalidOption: an option breaks a rule. EncodingError: the data has no JSON form; says where.
+            PayloadTooLarge: the data takes more than ``max_bytes``. StoreUnavailable: the codec's store does not answer.
             QueueFull: as many jobs wait as ``max_size`` allows; the job was not added.
             ServerUnavailable: the job was not added. ConnectionLost: it may have been added, or not.
 
@@ -181,9 +201,16 @@ class Queue:
             raise InvalidOption("a JobSpec has its data and its options already: give nothing else beside it")
         spec = name if isinstance(name, JobSpec) else JobSpec(name, data, *beside)
         new = encode_spec(spec)
-        if self._home.telemetry is not None:
-            return await self._traced_add(self._home.telemetry, spec, new)
-        [added] = await self._home.line.add((new,))
+        home = self._home
+        if home.payloads is not None or spec.max_bytes is not None or home.max_bytes is None:
+            sent = await home.wrapped(new, spec.max_bytes)
+        elif len(new[1]) <= home.max_bytes:
+            sent = new
+        else:
+            raise PayloadTooLarge("data", len(new[1]), home.max_bytes)
+        if home.telemetry is not None:
+            return await self._traced_add(home.telemetry, spec, new, sent)
+        [added] = await home.line.add((sent,))
         return self._job(new, added) if added.code == ADDED else await self._not_new(new, added)
 
     async def add_bulk(self, jobs: Iterable[JobSpec]) -> list[Job[Any]]:
@@ -193,7 +220,8 @@ class Queue:
         part is added as a whole or not at all.
 
         Raises:
-            InvalidOption, EncodingError: names the position; nothing was added.
+            InvalidOption, EncodingError, PayloadTooLarge: names the position; nothing was added.
+            StoreUnavailable: the codec's store does not answer; nothing was added.
             BulkAddError: it stopped half-way; says which jobs were added, which were not, and of which that is unknown.
 
         Example:
@@ -204,21 +232,36 @@ class Queue:
             raise InvalidOption(f"jobs={shown(given)}: must be a list of JobSpecs, or what else gives them one by one")
         specs = list(jobs)
         new = [encoded(position, spec) for position, spec in enumerate(specs)]
+        sent = await self._wrapped(new, specs)
         telemetry = self._home.telemetry
         if telemetry is None or not new:
-            return await self._add_all(new)
+            return await self._add_all(new, sent)
         about: Attributes = {"bullmq.job.bulk.count": len(new), "bullmq.job.bulk.names": _names(specs)}
         with telemetry.span("addBulk", self._home.keys.protocol_name, "producer", about) as span:
-            return await self._add_all(_carrying(new, specs, span))
+            return await self._add_all(_carrying(new, specs, span), _carrying(sent, specs, span))
 
-    async def _add_all(self, new: list[NewJob]) -> list[Job[Any]]:
+    async def _wrapped(self, new: list[NewJob], specs: list[JobSpec]) -> list[NewJob]:
+        """The jobs with their data as they are to be stored; a few at a time, as each may wait for a store."""
+        sent: list[NewJob] = []
+        for start in range(0, len(new), _AT_ONCE):
+            some = slice(start, start + _AT_ONCE)
+            coming = [self._home.wrapped(one, spec.max_bytes) for one, spec in zip(new[some], specs[some], strict=True)]
+            for position, made in enumerate(await asyncio.gather(*coming, return_exceptions=True), start):
+                if isinstance(made, PayloadTooLarge):
+                    raise PayloadTooLarge(f"jobs[{position}]: data", made.size, made.max_bytes) from made
+                if isinstance(made, BaseException):
+                    raise made
+                sent.append(made)
+        return sent
+
+    async def _add_all(self, new: list[NewJob], sent: list[NewJob]) -> list[Job[Any]]:
         line = self._home.line
         made: list[Job[Any]] = []
         not_new: list[tuple[int, int]] = []  # position and code
-        for start, end in _parts(new):
+        for start, end in _parts(sent):
             part = new[start:end]
             try:
-                results = await line.add(part)
+                results = await line.add(sent[start:end])
             except EchoMQError as error:
                 lost = isinstance(error, ConnectionLost)
                 raise BulkAddError(
@@ -667,10 +710,10 @@ class Queue:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
 
-    async def _traced_add(self, telemetry: Guard, spec: JobSpec, new: NewJob) -> Job[Any]:
+    async def _traced_add(self, telemetry: Guard, spec: JobSpec, new: NewJob, sent: NewJob) -> Job[Any]:
         with telemetry.span("add", self._home.keys.protocol_name, "producer", {JOB_NAME: spec.name}) as span:
-            [new] = _carrying([new], [spec], span)
-            [added] = await self._home.line.add((new,))
+            new, sent = _carrying([new, sent], [spec, spec], span)
+            [added] = await self._home.line.add((sent,))
             job = self._job(new, added) if added.code == ADDED else await self._not_new(new, added)
             span.set({JOB_ID: job.id})
             return job
@@ -685,7 +728,8 @@ class Queue:
         return QueueFull(self.name, int(added.job_id), self._home.max_size)
 
     def _job(self, new: NewJob, added: Added) -> Job[Any]:
-        stored = StoredJob.from_new(added.job_id, new, added.at)
+        kind = StoredJob if self._home.payloads is None else PlainJob
+        stored = kind.from_new(added.job_id, new, added.at)
         if added.code != ADDED:
             return Job(stored, self._home).as_found(added.code)
         state: JobState = "waiting"
@@ -705,7 +749,14 @@ class DeadLetterQueue(Queue):
 
     def __init__(self, origin: Queue) -> None:
         self._origin = origin._home.keys
-        self._home = Home(origin._home.connection, self._origin.dead_letters, telemetry=origin._home.telemetry)
+        home = origin._home
+        self._home = Home(
+            home.connection,
+            self._origin.dead_letters,
+            telemetry=home.telemetry,
+            payloads=home.payloads,
+            max_bytes=home.max_bytes,
+        )
         self._dead_letter = None
 
     @traced("requeue", "producer")

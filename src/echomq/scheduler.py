@@ -6,22 +6,27 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any, Final, Self, get_args
 
+import msgspec
+
 from echomq import _cron
+from echomq._payloads import CodecOption, Payloads, wrapped_steps
 from echomq._store import schedule
-from echomq._store.codec import StoredJob
+from echomq._store.codec import StoredJob, decode_json, encode_json, encode_spec
 from echomq._store.home import Home
 from echomq._store.keys import QueueKeys
 from echomq._telemetry import JOB_NAME, Attributes, traced
 from echomq.connection import Connection
-from echomq.errors import InvalidOption, StateError
+from echomq.errors import InvalidOption, PayloadUnreadable, StateError, StoreUnavailable
 from echomq.job import Job
 from echomq.models import ScheduleInfo
 from echomq.options import (
+    MAX_BYTES,
     Cron,
     Duration,
     Every,
     JobSpec,
     MissedRuns,
+    check_max_bytes,
     check_moment,
     check_truth,
     check_whole,
@@ -63,6 +68,7 @@ class JobScheduler:
         queue: its name, or a ``Queue``.
         connection: a ``Connection`` to share, or a URL; left out, ``ECHOMQ_URL``.
         prefix, hash_tag: as for ``Queue``.
+        max_bytes, codec: as for ``Queue``, whose own are used if it is given one.
 
     Example:
         >>> async with JobScheduler("reports", connection="redis://localhost:6379/0") as scheduler:
@@ -76,6 +82,8 @@ class JobScheduler:
         connection: Connection | str | None = None,
         prefix: str = "emq",
         hash_tag: bool | None = None,
+        max_bytes: int | None = MAX_BYTES,
+        codec: CodecOption = None,
     ) -> None:
         self._borrowed = isinstance(queue, Queue)
         if isinstance(queue, Queue):
@@ -83,7 +91,12 @@ class JobScheduler:
                 raise InvalidOption("connection: leave it out when you pass a Queue, whose connection is used")
             self._home = queue._home
         else:
-            self._home = Home(Connection.of(connection), QueueKeys.of(queue, prefix=prefix, hash_tag=hash_tag))
+            self._home = Home(
+                Connection.of(connection),
+                QueueKeys.of(queue, prefix=prefix, hash_tag=hash_tag),
+                payloads=Payloads.of(codec),
+                max_bytes=check_max_bytes(max_bytes),
+            )
 
     def __repr__(self) -> str:
         return f"<JobScheduler of {self._home.keys.queue} at {self._home.connection.where}>"
@@ -135,7 +148,8 @@ class JobScheduler:
 
         Raises:
             InvalidOption: an option breaks a rule, or a new schedule would have no run before its end.
-            EncodingError: the data has no JSON form; says where.
+            EncodingError: the data has no JSON form; says where. PayloadTooLarge: it takes more than ``max_bytes``.
+            StoreUnavailable: the codec's store does not answer; nothing was changed.
             StateError: jobs that stand in its way take the ids of its runs.
             ServerUnavailable: nothing was changed. ConnectionLost: it may have been changed; call it again.
 
@@ -164,10 +178,12 @@ class JobScheduler:
             grace = DEFAULT_GRACE
         if spread is not None:
             _check_spread(to_seconds(spread, "spread"), rhythm)
-        return await schedule.upsert(
-            self._home.line, schedule_id, rhythm, job, start=start, end=end, limit=limit, immediately=immediately,
+        template = await self._home.wrapped(encode_spec(job), job.max_bytes)
+        info = await schedule.upsert(
+            self._home.line, schedule_id, rhythm, template, start=start, end=end, limit=limit, immediately=immediately,
             missed=missed, grace=grace, spread=spread,
         )  # fmt: skip
+        return await self._read(info)
 
     async def get(self, schedule_id: str) -> ScheduleInfo | None:
         """A schedule as it is now, paused or not; None if there is none of this id.
@@ -176,7 +192,8 @@ class JobScheduler:
             BrokenKey: it cannot be read; says what is wrong.
             ServerUnavailable: the server could not be asked.
         """
-        return await schedule.get(self._home.line, _check_text(schedule_id))
+        found = await schedule.get(self._home.line, _check_text(schedule_id))
+        return None if found is None else await self._read(found)
 
     async def list(self) -> list[ScheduleInfo]:
         """All schedules of the queue, those that run next first; paused and ended ones last.
@@ -187,7 +204,7 @@ class JobScheduler:
         Raises:
             ServerUnavailable: the server could not be asked.
         """
-        return await schedule.every_one(self._home.line)
+        return [await self._read(found) for found in await schedule.every_one(self._home.line)]
 
     @traced("removeJobScheduler", about=_about)
     async def remove(self, schedule_id: str) -> bool:
@@ -260,6 +277,17 @@ class JobScheduler:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
+
+    async def _read(self, info: ScheduleInfo) -> ScheduleInfo:
+        """With the template's data decoded; as they stand there, if they cannot be: the schedule is there all the same."""
+        payloads = self._home.payloads
+        if payloads is None or wrapped_steps(info.data) is None:
+            return info
+        try:
+            text = await payloads.decode(encode_json(info.data, "data"))
+            return msgspec.structs.replace(info, data=decode_json(text))
+        except (PayloadUnreadable, StoreUnavailable, ValueError):
+            return info
 
     def _missing(self, schedule_id: str) -> StateError:
         return StateError(f"queue {self.queue!r} has no schedule {shown(schedule_id)}")

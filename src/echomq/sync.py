@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Self,
 
 import msgspec
 
+from echomq._payloads import CodecOption
 from echomq._portal import Portal
 from echomq._telemetry import TelemetryOption
 from echomq.connection import Connection
@@ -22,6 +23,7 @@ from echomq.job import Job, JobRecord
 from echomq.models import Explanation, Healed, JobState, Logs, MetricsSeries, ScheduleInfo, WorkerInfo
 from echomq.options import (
     JSON,
+    MAX_BYTES,
     UNSET,
     Backoff,
     Cron,
@@ -156,6 +158,10 @@ class SyncJob(JobRecord[R]):
         found = self._portal.call(self._job.refresh)
         return None if found is None else SyncJob(found)
 
+    def load(self) -> SyncJob[R]:
+        """The same record with its data and its result at hand, also from a codec's store. As ``Job.load``."""
+        return SyncJob(self._portal.call(self._job.load))
+
     @property
     def cancelled(self) -> threading.Event:
         """In a handler that runs in a thread. As ``Job.cancelled``."""
@@ -243,7 +249,7 @@ class SyncQueue:
     Args:
         name: its name, or a ``Queue``, and then nothing else.
         connection: a ``Connection`` to share, or the URL of the server; left out, ``ECHOMQ_URL`` says it.
-        prefix, hash_tag, max_size, telemetry: as for ``Queue``.
+        prefix, hash_tag, max_size, telemetry, max_bytes, codec: as for ``Queue``.
 
     Raises:
         InvalidOption: a name breaks a rule.
@@ -262,17 +268,27 @@ class SyncQueue:
         hash_tag: bool | None = None,
         max_size: int | None = None,
         telemetry: TelemetryOption = None,
+        max_bytes: int | None = MAX_BYTES,
+        codec: CodecOption = None,
     ) -> None:
         self._borrowed = isinstance(name, Queue)
         if isinstance(name, Queue):
-            if (connection, prefix, hash_tag, max_size, telemetry) != (None, "emq", None, None, None):
+            beside = (connection, prefix, hash_tag, max_size, telemetry, max_bytes, codec)
+            if beside != (None, "emq", None, None, None, MAX_BYTES, None):
                 raise InvalidOption(
                     f"SyncQueue({name!r}, …): a Queue has its options already: give nothing else beside it"
                 )
             self._queue = name
         else:
             self._queue = Queue(
-                name, connection=connection, prefix=prefix, hash_tag=hash_tag, max_size=max_size, telemetry=telemetry
+                name,
+                connection=connection,
+                prefix=prefix,
+                hash_tag=hash_tag,
+                max_size=max_size,
+                telemetry=telemetry,
+                max_bytes=max_bytes,
+                codec=codec,
             )
         self._portal = self._queue._home.connection.portal
 
@@ -541,7 +557,7 @@ class SyncJobScheduler:
     Args:
         queue: its name, or a ``SyncQueue`` or ``Queue``, whose connection is used.
         connection: a ``Connection`` to share, or a URL; left out, ``ECHOMQ_URL``.
-        prefix, hash_tag: as for ``Queue``.
+        prefix, hash_tag, max_bytes, codec: as for ``Queue``.
 
     Example:
         >>> with SyncJobScheduler("reports", connection="redis://localhost:6379/0") as scheduler:
@@ -555,9 +571,13 @@ class SyncJobScheduler:
         connection: Connection | str | None = None,
         prefix: str = "emq",
         hash_tag: bool | None = None,
+        max_bytes: int | None = MAX_BYTES,
+        codec: CodecOption = None,
     ) -> None:
         of = queue._queue if isinstance(queue, SyncQueue) else queue
-        self._scheduler = JobScheduler(of, connection=connection, prefix=prefix, hash_tag=hash_tag)
+        self._scheduler = JobScheduler(
+            of, connection=connection, prefix=prefix, hash_tag=hash_tag, max_bytes=max_bytes, codec=codec
+        )
         self._portal = self._scheduler._home.connection.portal
 
     def __repr__(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import time
 import typing
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Set
 from datetime import datetime
@@ -13,9 +14,24 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast
 import msgspec
 
 from echomq._log import logger
+from echomq._payloads import KEY, wrapped_steps
+from echomq._types import Misfit, Reader, plain_scalar, reader
 from echomq.errors import InvalidOption, Unrecoverable
 from echomq.job import Job
-from echomq.options import UNSET, Backoff, Deduplication, Duration, JobSpec, Keep, Unset, check_truth, shown, to_seconds
+from echomq.options import (
+    UNSET,
+    Backoff,
+    Deduplication,
+    Duration,
+    Extra,
+    JobSpec,
+    Keep,
+    Unset,
+    check_extra,
+    check_truth,
+    shown,
+    to_seconds,
+)
 from echomq.queue import Queue
 from echomq.retry_policy import RetryPolicy
 from echomq.sync import SyncTask
@@ -27,6 +43,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _NOTHING = type(None)
+_LOG_EVERY = 60.0
 _OPTIONS = frozenset(JobSpec.__struct_fields__) - {"name", "data"}
 
 
@@ -55,6 +72,7 @@ class Task(Generic[P, R]):
         process: whether its jobs run in a process of their own.
         retry_policy: which of its errors are worth another attempt; None: the worker decides.
         results_queue: which queue is told how its jobs end; None: the worker decides.
+        extra: what becomes of a job whose data have more than its arguments; None: as its app says.
 
     Example:
         >>> job = await enroll.enqueue(7, course="redis")
@@ -75,6 +93,7 @@ class Task(Generic[P, R]):
         results_queue: str | Queue | None = None,
         process: bool = False,
         annotations: _Annotations | None = None,
+        extra: Extra | None = None,
     ) -> None:
         self._place = place
         self.function = function
@@ -91,6 +110,8 @@ class Task(Generic[P, R]):
         self.process = check_truth(process, "process")
         if process:
             _check_can_be_found(function, name)
+        self.extra: Extra | None = None if extra is None else check_extra(extra)
+        self._extra_logged = -_LOG_EVERY
         self._options = options
         JobSpec(name, **options)  # wrong options are refused where they are written
         self._signature = _signature_of(function, name, pass_job)
@@ -102,6 +123,12 @@ class Task(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<Task {self.name!r} on queue {self.queue!r}>"
+
+    @property
+    def max_bytes(self) -> int | None:
+        """How many bytes its arguments, and its result, may take; None: as its app says."""
+        most: int | None = self._options.get("max_bytes")
+        return most
 
     @property
     def name(self) -> str:
@@ -134,6 +161,7 @@ class Task(Generic[P, R]):
         Raises:
             TypeError: the arguments do not fit the function.
             EncodingError: an argument has no JSON form; names which.
+            PayloadTooLarge: the arguments take more than ``max_bytes``.
             ServerUnavailable: the job was not added.
             ConnectionLost: the job may have been added. Enqueue it again with a ``job_id`` of your own to be sure that it is
                 there once.
@@ -181,7 +209,7 @@ class Task(Generic[P, R]):
 
     def _returning(self, job: Job[Any]) -> Job[R]:
         """The same, as a job whose result is of the annotated type."""
-        return job if self._result_type is Any else job.returning(self._result_type)
+        return job if self._result is None else job._read_by(self._result)
 
     def options(
         self,
@@ -201,6 +229,7 @@ class Task(Generic[P, R]):
         expire_in: Duration | Unset | None = UNSET,
         keep_logs: int | Unset | None = UNSET,
         omit_context: bool | Unset | None = UNSET,
+        max_bytes: int | Unset | None = UNSET,
     ) -> Self:
         """The same task with other options for its next jobs. See ``JobSpec``.
 
@@ -224,6 +253,7 @@ class Task(Generic[P, R]):
             process=self.process,
             options=_changed(self._options, given),
             annotations=self._annotations,
+            extra=self.extra,
         )
 
     def spec(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec:
@@ -240,54 +270,101 @@ class Task(Generic[P, R]):
         except TypeError as error:
             raise TypeError(f"task {self.name!r}: {error}{self._hint(kwargs)}") from None
         data: dict[str, Any] = {}
+        readers = self._readers
         for parameter, value in bound.arguments.items():
             if self._signature.parameters[parameter].kind is inspect.Parameter.VAR_KEYWORD:
                 data.update(value)
             else:
                 data[parameter] = value
-                if parameter in self._types:
-                    self._check(parameter, value)
+                wanted = readers.get(parameter)
+                if wanted is not None and type(value) is not wanted.plain:
+                    self._check(parameter, value, wanted)
         for parameter in self._options.get("unique_by") or ():
             if parameter not in data and parameter in self._signature.parameters:  # left out is the same as its default
                 data[parameter] = self._signature.parameters[parameter].default
         return JobSpec(self.name, data, **self._options)
 
-    def arguments(self, data: Any) -> dict[str, Any]:
+    def arguments(self, data: Any, *, show: bool = True) -> dict[str, Any]:
         """A job's data as the function's arguments, turned into the annotated types.
 
+        Args:
+            data: of the job.
+            show: whether the error may show what does not fit; not of data that was encrypted.
+
         Raises:
-            Unrecoverable: they do not fit: no later run of this job could fare better.
+            Unrecoverable: they do not fit: no later run of this job could fare better. Names the argument, and where in it.
         """
         if not isinstance(data, dict):
-            raise Unrecoverable(
-                f"task {self.name!r} takes an object of named arguments; the job's data is {data!r:.80}"
-            )
-        try:
-            bound = self._signature.bind(**data)
-        except TypeError as error:
-            raise Unrecoverable(f"the job's data does not fit task {self.name!r}: {error}") from None
-        types = self._types
+            found = f"{data!r:.80}" if show else f"a {type(data).__name__}"
+            raise Unrecoverable(f"task {self.name!r} takes an object of named arguments; the job's data is {found}")
+        readers = self._readers
         converted: dict[str, Any] = {}
+        more: list[str] = []
         for name, value in data.items():
             try:
-                converted[name] = msgspec.convert(value, types[name], str_keys=True) if name in types else value
-            except msgspec.ValidationError as error:
-                raise Unrecoverable(f"argument {name}={value!r:.60} of task {self.name!r}: {error}") from None
-        del bound
+                wanted = readers[name]
+            except KeyError:
+                if not self._takes_any:
+                    more.append(name)
+                    continue
+                wanted = None
+            if wanted is None or type(value) is wanted.plain:
+                converted[name] = value
+                continue
+            try:
+                converted[name] = wanted.convert(value)
+            except Misfit as error:
+                raise Unrecoverable(self._misfit_of(name, error, show)) from None
+        if KEY in data:
+            self._refuse_wrapped(data)
+        if not converted.keys() >= self._required:
+            missing = ", ".join(repr(name) for name in readers if name in self._required - converted.keys())
+            raise Unrecoverable(
+                f"the job's data does not fit task {self.name!r}: missing a required argument: {missing}"
+            )
+        if more:
+            self._told_more(more)
         return converted
 
     def misfit(self, value: Any) -> str | None:
         """Not for users of EchoMQ. Why a result is not of the annotated type; None if it is, or nobody can tell."""
-        wanted = self._result_type
-        if wanted is Any or type(value) is wanted or (value is None and wanted is _NOTHING):
+        wanted = self._result
+        if wanted is None or type(value) is wanted.hint or (value is None and wanted.hint is _NOTHING):
             return None
         try:
-            msgspec.convert(msgspec.to_builtins(value), wanted, str_keys=True)
-        except msgspec.ValidationError as error:
-            return f"{error}; it is annotated with {wanted!r:.80}"
+            wanted.convert(msgspec.to_builtins(value, enc_hook=plain_scalar))
+        except Misfit as error:
+            return f"{error}; it is annotated with {wanted.hint!r:.80}"
         except Exception:  # the encoder says what is wrong with it, if anything is
             return None
         return None
+
+    def _misfit_of(self, name: str, error: Misfit, show: bool) -> str:
+        found = f"={error.found!r:.60}" if show else ""
+        return f"argument {name}{error.path}{found} of task {self.name!r}: {error.reason}"
+
+    def _refuse_wrapped(self, data: dict[str, Any]) -> None:
+        steps = wrapped_steps(data)
+        if steps is not None:
+            raise Unrecoverable(
+                f"the job's data were written with a codec ({', '.join(steps)}), and this worker has none: give it the same codec"
+            )
+
+    def _told_more(self, more: Sequence[str]) -> None:
+        """A rolling deploy must not lose work: what a newer program sends to an older one is no error, if nobody wants it so."""
+        names = ", ".join(map(repr, more))
+        if (self.extra or self.app.extra) == "forbid":
+            raise Unrecoverable(
+                f"the job's data does not fit task {self.name!r}: got an unexpected keyword argument {names}"
+            )
+        now = time.monotonic()
+        if now - self._extra_logged >= _LOG_EVERY:
+            self._extra_logged = now
+            logger.warning(
+                "task %r: a job has arguments that it does not take, which are ignored: %s; with extra='forbid' such a job fails",
+                self.name,
+                names,
+            )
 
     def _hint(self, kwargs: Mapping[str, Any]) -> str:
         """For who gives options of the job among the arguments of the function."""
@@ -308,26 +385,42 @@ class Task(Generic[P, R]):
                     f"{', '.join(parameters) or 'none'}"
                 )
 
-    def _check(self, parameter: str, value: Any) -> None:
+    def _check(self, parameter: str, value: Any, wanted: Reader) -> None:
         """Refuses here what the worker would refuse."""
         try:
-            plain = msgspec.to_builtins(value)
-        except (TypeError, ValueError, RecursionError, OverflowError):
-            return  # the encoder says what is wrong with it
+            plain = msgspec.to_builtins(value, str_keys=True, enc_hook=plain_scalar)
+        except Exception:  # the encoder says what is wrong with it
+            return
         try:
-            msgspec.convert(plain, self._types[parameter], str_keys=True)
-        except msgspec.ValidationError as error:
-            raise TypeError(f"task {self.name!r}: argument {parameter}={value!r:.60}: {error}") from None
+            wanted.convert(plain)
+        except Misfit as error:
+            found = error.found if error.path else value
+            raise TypeError(
+                f"task {self.name!r}: argument {parameter}{error.path}={found!r:.60}: {error.reason}"
+            ) from None
 
     @functools.cached_property
-    def _types(self) -> dict[str, Any]:
+    def _readers(self) -> dict[str, Reader | None]:
+        """By argument, what makes its values; None for one that takes them as they come."""
         hints = self._annotations.resolved
-        return {name: hint for name, hint in hints.items() if name in self._signature.parameters and _convertible(hint)}
+        return {
+            name: reader(hints.get(name, Any))
+            for name, parameter in self._signature.parameters.items()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        }
 
     @functools.cached_property
-    def _result_type(self) -> Any:
-        hint = self._annotations.resolved.get("return", Any)
-        return hint if _convertible(hint) else Any
+    def _required(self) -> frozenset[str]:
+        parameters = self._signature.parameters
+        return frozenset(name for name in self._readers if parameters[name].default is inspect.Parameter.empty)
+
+    @functools.cached_property
+    def _takes_any(self) -> bool:
+        return len(self._readers) < len(self._signature.parameters)
+
+    @functools.cached_property
+    def _result(self) -> Reader | None:
+        return reader(self._annotations.resolved.get("return", Any))
 
 
 class AsyncTask(Task[P, R]):
@@ -417,7 +510,7 @@ class _Annotations:
     def resolved(self) -> dict[str, Any]:
         """By argument, and "return"; without those that name what is not there, which are logged."""
         try:
-            return typing.get_type_hints(self._function)
+            return typing.get_type_hints(self._function, include_extras=True)
         except Exception:  # one of them is broken, which is no reason to do without the others
             return self._one_by_one()
 
@@ -429,7 +522,7 @@ class _Annotations:
             if name not in self._wanted:
                 continue
             try:
-                found |= typing.get_type_hints(_carrier(name, annotation), carried)
+                found |= typing.get_type_hints(_carrier(name, annotation), carried, include_extras=True)
             except Exception as error:
                 logger.warning(
                     "task %r: %s is annotated with %s, which cannot be resolved (%s): it is neither checked nor converted. "
@@ -454,22 +547,3 @@ def _carrier(name: str, annotation: Any) -> Callable[[], None]:
 
     carrier.__annotations__ = {name: annotation}
     return carrier
-
-
-@functools.lru_cache(maxsize=1024)
-def _known(hint: Any) -> bool:
-    try:
-        msgspec.convert(None, hint)
-    except msgspec.ValidationError:
-        return True
-    except Exception:  # msgspec has several ways to say that it does not know a type
-        return False
-    return True
-
-
-def _convertible(hint: Any) -> bool:
-    """Whether msgspec can make values of this type; others are passed on as they came."""
-    try:
-        return _known(hint)
-    except TypeError:  # an unhashable annotation
-        return False

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, Literal, ParamSpec, P
 
 from echomq.errors import InvalidOption
 from echomq.job import Job
-from echomq.options import Backoff, Deduplication, Duration, Keep, shown
+from echomq.options import Backoff, Deduplication, Duration, Extra, Keep, shown
 from echomq.queue import Queue
 from echomq.retry_policy import RetryPolicy
 from echomq.task import AsyncTask, Place, PlainTask, Task
@@ -42,6 +42,8 @@ class TaskDefaults(TypedDict, total=False):
     expire_in: Duration | None
     keep_logs: int | None
     omit_context: bool
+    max_bytes: int | None
+    extra: Extra | None
 
 
 class TaskOptions(TaskDefaults, total=False):
@@ -50,7 +52,7 @@ class TaskOptions(TaskDefaults, total=False):
     name: str | None
 
 
-_OF_THE_TASK: Final = frozenset({"name", "queue", "timeout", "process", "retry_policy", "results_queue"})
+_OF_THE_TASK: Final = frozenset({"name", "queue", "timeout", "process", "retry_policy", "results_queue", "extra"})
 """Options that say something of the task itself; the others are those of its jobs."""
 
 
@@ -123,6 +125,10 @@ class TaskMaker:
             expire_in: seconds within which a worker has to start it; after that it fails without being run.
             keep_logs: how many lines of a job's log are kept, the last ones; left out, 1,000.
             omit_context: where there is telemetry: let its jobs not carry the context of their trace.
+            max_bytes: how many bytes its arguments may take, and its result, as they stand on the server; left out, as the app
+                says.
+            extra: what becomes of a job whose data have more than the function's arguments: ``"ignore"`` or ``"forbid"``
+                (docs/typed-data.md); left out, as the app says.
 
         Raises:
             InvalidOption: an option breaks a rule, or there is another task of this name.
@@ -160,6 +166,7 @@ class TaskMaker:
             options={option: value for option, value in given.items() if option not in _OF_THE_TASK},
             retry_policy=given.get("retry_policy"),
             results_queue=given.get("results_queue"),
+            extra=given.get("extra"),
         )
 
     def _added(self, task: Task[Any, Any]) -> None:

@@ -7,7 +7,7 @@ import functools
 import inspect
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
 from typing import Any, Final, Self, get_args
@@ -15,6 +15,7 @@ from typing import Any, Final, Self, get_args
 import msgspec
 
 from echomq._log import about, logger, running_job
+from echomq._payloads import CodecOption, Payloads
 from echomq._redis.client import Link
 from echomq._redis.heartbeat import HeartbeatLink
 from echomq._store.call import Lane, Patience, opened
@@ -27,6 +28,7 @@ from echomq._telemetry import Guard, TelemetryOption
 from echomq._worker.crew import Crew, Plan
 from echomq._worker.executors import Threads, is_async, loading
 from echomq._worker.held import Held
+from echomq._worker.payloads import Decoded
 from echomq._worker.presence import worker_name
 from echomq._worker.processes import Processes
 from echomq._worker.pump import LONGEST_BLOCK
@@ -36,6 +38,8 @@ from echomq.job import Job
 from echomq.models import WorkerStats
 from echomq.options import (
     BUILT_IN_BACKOFFS,
+    MAX_BYTES,
+    UNSET,
     Backoff,
     BackoffStrategy,
     Duration,
@@ -43,6 +47,8 @@ from echomq.options import (
     Limiter,
     OnCrashLimit,
     ProcessPool,
+    Unset,
+    check_max_bytes,
     check_truth,
     check_whole,
     shown,
@@ -54,6 +60,8 @@ from echomq.slots import SharedSlots
 
 Processor = Callable[[Job[Any]], Any]
 """A handler: ``async def``, or a plain function, which runs in a thread of the worker's own."""
+
+_Caller = Callable[[Held], Awaitable[Any]]
 
 _LONGEST_PAUSE = 1.0
 _LOOKS_FOR_ORPHANS: Final = (0.0, 0.2, 0.8)
@@ -86,6 +94,7 @@ class Call(msgspec.Struct, frozen=True):
         process: run it in a process of its own, which is killed where a thread could only be told. The function is sent there
             by its name: it is one at the top of a module, or a ``functools.partial`` of one, with values that can be pickled;
             so is ``misfit``. In it ``current_job()`` is the job (docs/executors.md).
+        max_bytes: how many bytes its result may take; None: the worker's number holds.
     """
 
     function: Callable[[], Any]
@@ -93,6 +102,7 @@ class Call(msgspec.Struct, frozen=True):
     misfit: Callable[[Any], str | None] | None = None
     retry_policy: RetryPolicy | None = None
     process: bool = False
+    max_bytes: int | None = None
 
 
 Route = Callable[[Job[Any]], Call]
@@ -140,6 +150,9 @@ class Worker:
         processes: the processes in which it runs what is to run in a process: tasks with ``process=True``, and what a ``route``
             calls with ``Call(process=True)``. Left out, ``ProcessPool()``.
         telemetry: hears what the worker does, as for ``Queue``; left out, that of the ``Queue`` that it is given, if any.
+        max_bytes: how many bytes a result may take, as it would stand on the server: a job with more completes without it, and
+            ``result()`` says so. Left out, as the ``Queue`` says that it is given, or 16 MiB; None for any number.
+        codec: how data and results are stored, as for ``Queue``; left out, as the ``Queue`` says that it is given.
 
     Example:
         >>> async def process(job):
@@ -177,6 +190,8 @@ class Worker:
         metrics_points: int = 0,
         processes: ProcessPool | None = None,
         telemetry: TelemetryOption = None,
+        max_bytes: int | Unset | None = UNSET,
+        codec: CodecOption = None,
     ) -> None:
         if not callable(processor if route is None else route) or (processor is not None and route is not None):
             raise InvalidOption(
@@ -190,6 +205,8 @@ class Worker:
                 raise InvalidOption("connection: leave it out when you pass a Queue, whose connection is used")
             self._keys, self._connection = queue._home.keys, queue._home.connection
             guard = guard or queue._home.telemetry
+            codec = queue._home.payloads if codec is None else codec
+            max_bytes = queue._home.max_bytes if isinstance(max_bytes, Unset) else max_bytes
         else:
             self._keys = QueueKeys.of(queue, prefix=prefix, hash_tag=hash_tag)
             self._connection = Connection.of(connection)
@@ -224,8 +241,10 @@ class Worker:
             fair_share=_checked_share(fair_share),
             metrics_points=check_whole(metrics_points, "metrics_points", least=0, most=100_000),
             telemetry=guard,
+            max_bytes=MAX_BYTES if isinstance(max_bytes, Unset) else check_max_bytes(max_bytes),
         )
         self._slots = slots
+        self._payloads = Payloads.of(codec)
         self._processor = processor
         self._route = route
         self._results = self._checked_results(results_queue)
@@ -445,7 +464,14 @@ class _Session:
         self._stop = asyncio.Event()
         self._hurry = False
         self._crew: Crew | None = None
-        self._home = Home(worker._connection, worker._keys, telemetry=worker._plan.telemetry)
+        plan = worker._plan
+        self._home = Home(
+            worker._connection,
+            worker._keys,
+            telemetry=plan.telemetry,
+            payloads=worker._payloads,
+            max_bytes=plan.max_bytes,
+        )
         self.is_ready = asyncio.Event()
         self._told = False
         self._began = time.monotonic()
@@ -504,7 +530,7 @@ class _Session:
         hub = worker._connection.acquire()
         commands: Link | None = None
         threads = Threads(worker._plan.concurrency, f"echomq-{worker.name}")
-        processes = Processes(worker._plan.concurrency, worker._pool, worker._keys, self._carry)
+        processes = Processes(worker._plan.concurrency, worker._pool, self._home, self._carry)
         around = AsyncExitStack()
         try:
             if not (
@@ -526,7 +552,9 @@ class _Session:
                 )
             blocking = await hub.new_link(client_name=client_name)
             heartbeat = HeartbeatLink(await hub.settings())
-            call = _Calls(worker, self._home, threads, processes)
+            call: _Caller = _Calls(worker, self._home, threads, processes)
+            if worker._payloads is not None:
+                call = Decoded(worker.queue, call, worker._payloads)
             destinations = _Destinations(worker, hub.is_cluster)
             self._crew = crew = Crew(
                 worker._keys,
@@ -600,6 +628,9 @@ class _Session:
 
     async def _carry(self, verb: str, arguments: Sequence[Any]) -> Any:
         """What a handler in a process of its own asks of the queue."""
+        payloads = self._home.payloads
+        if payloads is not None and verb in ("encode", "decode"):
+            return await getattr(payloads, verb)(*arguments)
         return await getattr(self._home.line, verb)(*arguments)
 
     async def _server_is_there(self, hub: Hub) -> bool:
@@ -652,7 +683,7 @@ class _Calls:
             assert self._processor is not None
             return await self._in_thread(held, job, functools.partial(self._processor, job), _never)
         call = self._route(job)
-        held.retry_policy = call.retry_policy
+        held.retry_policy, held.max_bytes = call.retry_policy, call.max_bytes
         value: Any
         if call.process:
             held.called = False  # it may wait for a process

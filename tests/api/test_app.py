@@ -113,7 +113,7 @@ async def test_data_is_an_object_of_named_arguments_so_that_any_program_can_add_
 async def test_data_that_does_not_fit_fails_the_job_at_once_and_says_why(app: EchoMQ, data: object, said: str) -> None:
     ran = []
 
-    @app.task(queue="strict", attempts=5)
+    @app.task(queue="strict", attempts=5, extra="forbid")
     async def enroll(learner: int) -> None:
         ran.append(learner)
 

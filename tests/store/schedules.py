@@ -10,7 +10,7 @@ from typing import Any
 from echomq import Cron, Every, JobSpec, ScheduleInfo
 from echomq._store import schedule
 from echomq._store.call import Patience
-from echomq._store.codec import StoredJob, to_moment
+from echomq._store.codec import StoredJob, encode_spec, to_moment
 from tests.store.scripts import Queue, Taken
 
 
@@ -48,7 +48,7 @@ class Schedules:
 
     def upsert(self, id: str, rhythm: Every | Cron, job: JobSpec | None = None, **options: Any) -> ScheduleInfo:
         given = {**DEFAULTS, **options}
-        return asyncio.run(schedule.upsert(self._line, id, rhythm, job or JobSpec("tick"), **given))
+        return asyncio.run(schedule.upsert(self._line, id, rhythm, encode_spec(job or JobSpec("tick")), **given))
 
     def get(self, id: str) -> ScheduleInfo | None:
         return asyncio.run(schedule.get(self._line, id))

@@ -6,7 +6,7 @@ import enum
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final
@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from echomq import event_types as kinds
+from echomq._types import is_model, parts_of_model, plain_scalar
 from echomq.errors import EncodingError, InvalidOption
 from echomq.event_types import Event
 from echomq.models import JOB_STATES, DeadLetter, JobOptions, JobState, Parent
@@ -39,18 +40,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # -- JSON --------------------------------------------------------------------------------------------------------------
 
 
-def _plain_scalar(value: Any) -> Any:
-    """Subclasses of text and numbers, which msgspec leaves to us."""
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, int) and not isinstance(value, bool):  # which may only be a key
-        return int.__int__(value)
-    if isinstance(value, float):
-        return float.__float__(value)
-    raise NotImplementedError
-
-
-_encoder: Final = msgspec.json.Encoder(enc_hook=_plain_scalar)
+_encoder: Final = msgspec.json.Encoder(enc_hook=plain_scalar)
 _decoder: Final = msgspec.json.Decoder()
 _packer: Final = msgspec.msgpack.Encoder()
 _unpacker: Final = msgspec.msgpack.Decoder(dict[str, Any])
@@ -84,7 +74,7 @@ _DEEPEST: Final = 1_000
 
 
 def _builtins(value: Any) -> Any:
-    return msgspec.to_builtins(value, str_keys=True, enc_hook=_plain_scalar)
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=plain_scalar)
 
 
 def _explained(value: Any, root: str, error: Exception) -> EncodingError:
@@ -155,6 +145,8 @@ def _parts(item: Any, path: str) -> Iterator[tuple[str, Any]] | None:
         return ((f"{path}{{}}", part) for part in item)
     if isinstance(item, enum.Enum):
         return iter([(path, item.value)])
+    if is_model(item):
+        return ((f"{path}.{name}", part) for name, part in parts_of_model(item))
     kind = type(item)
     for fields in ("__struct_fields__", "__dataclass_fields__"):
         if hasattr(kind, fields):
@@ -466,6 +458,20 @@ def outcome_head(
 
 def _iso(moment: datetime | None) -> str | None:
     return None if moment is None else moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+async def with_result(data: bytes, decode: Callable[[bytes], Awaitable[bytes]]) -> bytes:
+    """The data of a job that says how another ended, with its result decoded."""
+    try:
+        parts = _outcomes.decode(data)
+    except ValueError:  # somebody's hand; msgspec's errors are such
+        return data
+    if "result" in parts:
+        parts["result"] = msgspec.Raw(await decode(bytes(parts["result"])))
+    return _encoder.encode(parts)
+
+
+_outcomes: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def outcome_job(job_id: str, data: bytes) -> NewJob:
@@ -830,6 +836,12 @@ class StoredJob:
         except ValueError:
             return []
         return [trace for trace in traces if isinstance(trace, str)] if isinstance(traces, list) else []
+
+
+class PlainJob(StoredJob):
+    """A job's hash whose data and result were decoded by the queue's codec."""
+
+    __slots__ = ()
 
 
 # -- events ------------------------------------------------------------------------------------------------------------

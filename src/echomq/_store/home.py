@@ -6,11 +6,15 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from echomq._payloads import Payloads
 from echomq._redis.forks import new_lock
+from echomq._store.codec import NewJob
 from echomq._store.keys import QueueKeys
 from echomq._store.line import Line
 from echomq._telemetry import Guard
 from echomq.connection import Connection, run_elsewhere
+from echomq.errors import PayloadTooLarge
+from echomq.options import MAX_BYTES
 
 T = TypeVar("T")
 
@@ -23,16 +27,26 @@ class Home:
         keys: the queue's keys.
         max_size: how many jobs may wait in the queue for an add to be taken; None for any number.
         telemetry: what hears of what is done here; None for nothing.
+        payloads: how data and results are stored; None: as they are.
+        max_bytes: how many bytes the data of a job may take as they are stored; None for any number.
         loop: the event loop that carries out what the threads of handlers ask for; None where there are none.
     """
 
     def __init__(
-        self, connection: Connection, keys: QueueKeys, max_size: int | None = None, telemetry: Guard | None = None
+        self,
+        connection: Connection,
+        keys: QueueKeys,
+        max_size: int | None = None,
+        telemetry: Guard | None = None,
+        payloads: Payloads | None = None,
+        max_bytes: int | None = MAX_BYTES,
     ) -> None:
         self.connection = connection
         self.keys = keys
         self.max_size = max_size
         self.telemetry = telemetry
+        self.payloads = payloads
+        self.max_bytes = max_bytes
         self.loop: asyncio.AbstractEventLoop | None = None
         self._line: Line | None = None  # the one used last
         self._lines: dict[asyncio.AbstractEventLoop, Line] = {}
@@ -66,6 +80,31 @@ class Home:
         except RuntimeError:  # the loop has closed
             telling.close()
             raise
+
+    async def wrapped(self, new: NewJob, most: int | None = None) -> NewJob:
+        """A new job with its data as they are to be stored.
+
+        Args:
+            new: the job.
+            most: how many bytes its data may take, where that is another number than the queue's.
+
+        Raises:
+            PayloadTooLarge: they take more. StoreUnavailable: the store of large payloads does not answer.
+        """
+        if self.payloads is None:
+            self.check_size(new[1], most)
+            return new
+        name, data, *rest = new
+        assert isinstance(data, bytes)
+        stored = await self.payloads.encode(data)
+        self.check_size(stored, most)
+        return (name, stored, *rest)
+
+    def check_size(self, data: bytes | str, most: int | None = None) -> None:
+        """Refuses data that take more bytes than they may."""
+        most = most or self.max_bytes
+        if most is not None and len(data) > most:
+            raise PayloadTooLarge("data", len(data), most)
 
     def leads_where(self, other: Home) -> bool:
         """Whether that one is a way to the same queue."""

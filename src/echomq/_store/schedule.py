@@ -25,7 +25,6 @@ from echomq._store.codec import (
     decode_opts,
     duration_ms,
     encode_json,
-    encode_spec,
     id_out,
     moment_ms,
     public_options,
@@ -34,7 +33,7 @@ from echomq._store.codec import (
 from echomq._store.line import Added, Line
 from echomq.errors import BrokenKey, InvalidOption, StateError
 from echomq.models import ScheduleInfo
-from echomq.options import Cron, Duration, Every, JobSpec, MissedRuns
+from echomq.options import Cron, Duration, Every, MissedRuns
 
 _ADVANCE, _UPSERT, _GET = "advanceScheduler-15", "upsertScheduler-16", "getSchedulers-2"
 _PAUSE, _REMOVE = "pauseScheduler-13", "removeScheduler-6"
@@ -224,7 +223,7 @@ async def upsert(
     line: Line,
     scheduler_id: str,
     rhythm: Every | Cron,
-    spec: JobSpec,
+    job: NewJob,
     *,
     start: datetime | None,
     end: datetime | None,
@@ -239,7 +238,7 @@ async def upsert(
     Raises:
         InvalidOption: it would have no run at all.
     """
-    name, data, opts = (_bytes(part) for part in encode_spec(spec)[:3])
+    name, data, opts = (_bytes(part) for part in job[:3])
     template = decode_json(opts)
     if not template.get("attempts"):
         template.pop("attempts", None)  # as Node's templates have it

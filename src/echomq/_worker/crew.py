@@ -78,6 +78,7 @@ class Plan:
     fair_share: float
     metrics_points: int
     telemetry: Guard | None
+    max_bytes: int | None
 
 
 class Crew:
@@ -121,8 +122,9 @@ class Crew:
         letters = FAILURE_KINDS if plan.dead_letter else ("crashed",) if plan.on_crash_limit == "dead_letter" else ()
         telling = None if destination is None else Telling(keys.queue, plan.name, destination)
         self._ends = Ends.of(
-            plan.keep_completed, plan.keep_failed, retries.delay, retries.kind, keys.dead_letters.base, letters, telling
-        )
+            plan.keep_completed, plan.keep_failed, retries.delay, retries.kind, keys.dead_letters.base, letters, telling,
+            plan.max_bytes,
+        )  # fmt: skip
         tracer = None if plan.telemetry is None else Tracer(plan.telemetry, keys.protocol_name, plan.name)
         called = call if tracer is None else tracer.calls(call)
         runner = Runner(keys.queue, called, self._ends, self._advance, self._is_cancelled)

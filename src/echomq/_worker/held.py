@@ -36,6 +36,7 @@ class Held:
         called: whether its handler was called.
         cancelled: set when the handler should stop; for handlers in threads, which cannot be interrupted.
         retry_policy: that of its task, once that is known and if it has one.
+        max_bytes: how many bytes its result may take, once that is known and if its task says so.
         task: the run, while it goes on.
         thread: the handler's function where it runs in a thread; past a timeout it goes on when the run has ended.
         kill: ends the handler at once and for certain, where it runs in a process of its own; None everywhere else.
@@ -49,6 +50,7 @@ class Held:
         "hold",
         "job",
         "kill",
+        "max_bytes",
         "reason",
         "renewed_at",
         "retry_policy",
@@ -66,6 +68,7 @@ class Held:
         self.called = False
         self.cancelled: threading.Event | None = None
         self.retry_policy: RetryPolicy | None = None
+        self.max_bytes: int | None = None
         self.task: asyncio.Task[None] | None = None
         self.thread: asyncio.Future[Any] | None = None
         self.kill: Callable[[], None] | None = None

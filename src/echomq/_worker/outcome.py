@@ -34,7 +34,7 @@ from echomq._store.finish import (
 from echomq._store.forward import Destination, Forward
 from echomq._worker.held import Held
 from echomq.models import FailureKind
-from echomq.options import KEEP_COMPLETED, KEEP_FAILED, Keep, to_seconds
+from echomq.options import KEEP_COMPLETED, KEEP_FAILED, MAX_BYTES, Keep, to_seconds
 from echomq.retry_policy import ErrorKind, RetryPolicy
 
 MAX_TEXT = 64 * 1024
@@ -103,6 +103,7 @@ class Ends:
         dead_letters: what the keys of the queue of dead letters begin with.
         letters_of: which failures for good leave a dead letter.
         telling: who is told; None if nobody ever is.
+        max_bytes: how many bytes a result may take as it is stored; None for any number.
     """
 
     rule_completed: str
@@ -112,6 +113,7 @@ class Ends:
     dead_letters: str
     letters_of: frozenset[FailureKind]
     telling: Telling | None = None
+    max_bytes: int | None = MAX_BYTES
 
     @classmethod
     def of(
@@ -123,14 +125,18 @@ class Ends:
         dead_letters: str,
         letters_of: Iterable[FailureKind] = (),
         telling: Telling | None = None,
+        max_bytes: int | None = MAX_BYTES,
     ) -> Ends:
         """From the worker's options."""
         rules = keep_rule(keep_completed, KEEP_COMPLETED), keep_rule(keep_failed, KEEP_FAILED)
-        return cls(*rules, delays, kinds, dead_letters, frozenset(letters_of), telling)
+        return cls(*rules, delays, kinds, dead_letters, frozenset(letters_of), telling, max_bytes)
 
     def returned(self, held: Held, options: RunOptions, value: object) -> Outcome:
         """The handler returned. A result that has no JSON form never causes a second run: the work was done."""
         done = value if type(value) is Encoded else encoded(value)
+        most = held.max_bytes or self.max_bytes
+        if most is not None and len(done.text) > most:
+            done = Encoded(b"null", str(errors.PayloadTooLarge("the result", len(done.text), most)))
         return self._completed(held, done.text, options.keep_completed or self.rule_completed, done.error)
 
     def raised(self, held: Held, options: RunOptions, error: BaseException) -> Outcome:

@@ -26,7 +26,7 @@ from echomq import errors
 from echomq._log import logger
 from echomq._redis import forks
 from echomq._store.codec import id_out
-from echomq._store.keys import QueueKeys
+from echomq._store.home import Home
 from echomq._worker import pipe
 from echomq._worker.held import Held
 from echomq._worker.outcome import Encoded
@@ -50,14 +50,15 @@ class Processes:
     Args:
         size: how many at most.
         options: when they end, and when they start.
-        keys: of the queue whose jobs they run.
+        home: of the worker, whose jobs they run.
         carry: makes a child's calls.
     """
 
-    def __init__(self, size: int, options: ProcessPool, keys: QueueKeys, carry: Carry) -> None:
+    def __init__(self, size: int, options: ProcessPool, home: Home, carry: Carry) -> None:
         self._size = options.size or size
         self._options = options
-        self._keys = keys
+        self._home = home
+        self._keys = home.keys
         self._carry = carry
         self._preload: Sequence[Callable[[], object]] = ()
         self._children: set[_Child] = set()  # those that start, wait for a job or run one
@@ -215,6 +216,7 @@ class Processes:
             {**levels, "": logging.root.getEffectiveLevel()},
             self._options.max_memory is not None,
             pickle.dumps(list(self._preload), protocol=5),
+            (self._home.payloads is not None, self._home.max_bytes),
         )
 
     def ready(self, child: _Child) -> None:

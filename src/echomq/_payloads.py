@@ -1,0 +1,545 @@
+"""Payloads: how the data and the result of a job stand on the server, where they are more than JSON as it is.
+
+A chain of codecs works on the bytes of the JSON text, one after the other. What comes out is stored in an object that says
+what was done, so that it remains JSON for whoever reads it, in any language::
+
+    {"$echomq": {"steps": [{"name": "zlib"}, {"name": "fernet", "key": "0f3a…"}], "body": "…base64…"}}
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import base64
+import binascii
+import hashlib
+import os
+import re
+import tempfile
+import uuid
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar, Final, TypeAlias
+
+import msgspec
+
+from echomq.errors import InvalidOption, PayloadUnreadable, StoreUnavailable
+from echomq.options import MAX_COUNT, check_whole, shown
+
+KEY: Final = "$echomq"
+MARK: Final = b'{"$echomq":'
+_INLINE: Final = 16 * 1024
+"""Bytes up to which a payload is worked on where it stands; above, in a thread."""
+
+_MOST_INFLATED: Final = 1024 * 1024 * 1024
+_GROWTH: Final = 512
+"""Bytes that the codecs before a store may add at most to what is small."""
+
+
+class Codec(abc.ABC):
+    """One way of storing payloads. For one of your own, give it a name and both directions.
+
+    Its methods may be called in any thread, in several at once.
+
+    Attributes:
+        name: what stored payloads call it; never to be changed, or they cannot be read any more.
+
+    Example:
+        >>> class Reversed(Codec):
+        ...     name = "reversed"
+        ...     def encode(self, body):
+        ...         return body[::-1], {}
+        ...     def decode(self, body, step):
+        ...         return body[::-1]
+    """
+
+    name: ClassVar[str] = ""
+
+    @abc.abstractmethod
+    def encode(self, body: bytes) -> tuple[bytes, dict[str, Any]] | None:
+        """What is stored in place of these bytes, and what ``decode`` has to know besides, as JSON; None: leave it as it is."""
+
+    @abc.abstractmethod
+    def decode(self, body: bytes, step: Mapping[str, Any]) -> bytes:
+        """What ``encode`` was given. ``step`` is what it noted.
+
+        Raises:
+            StoreUnavailable: not now, but perhaps later. Anything else: it cannot be read again.
+        """
+
+    def waits(self, size: int) -> bool:
+        """Whether ``encode`` of so many bytes, as far as they may have grown before, waits for a disk or another machine."""
+        return False
+
+    def waits_for(self, step: Mapping[str, Any]) -> bool:
+        """The same of ``decode``."""
+        return False
+
+
+class Compressed(Codec):
+    """Compresses payloads with zlib, which every language has, where that makes them smaller.
+
+    Args:
+        above: bytes up to which a payload is left as it is.
+        level: 1 (fast) to 9 (small).
+
+    Example:
+        >>> queue = Queue("reports", connection="redis://localhost:6379/0", codec=Compressed(above=4096))
+    """
+
+    name = "zlib"
+
+    def __init__(self, *, above: int = 1024, level: int = 6) -> None:
+        self.above: int = check_whole(above, "above", least=0, most=MAX_COUNT)
+        self._level = check_whole(level, "level", least=1, most=9)
+
+    def __repr__(self) -> str:
+        return f"Compressed(above={self.above}, level={self._level})"
+
+    def encode(self, body: bytes) -> tuple[bytes, dict[str, Any]] | None:
+        """The bytes compressed; None if they are few, or do not shrink by what base64 adds to them."""
+        if len(body) <= self.above:
+            return None
+        small = zlib.compress(body, self._level)
+        return (small, {}) if len(small) * 4 // 3 + 64 < len(body) else None
+
+    def decode(self, body: bytes, step: Mapping[str, Any]) -> bytes:
+        """The bytes again; refuses what grows beyond 1 GiB."""
+        inflate = zlib.decompressobj()
+        whole = inflate.decompress(body, _MOST_INFLATED)
+        if not inflate.eof:
+            more = "it grows beyond 1 GiB" if inflate.unconsumed_tail else "its end is missing"
+            raise PayloadUnreadable(f"it cannot be inflated: {more}")
+        return whole
+
+
+class Encrypted(Codec):
+    """Encrypts payloads with Fernet (AES-128 and an HMAC), of ``pip install "echomq[encryption]"``.
+
+    New payloads are written with the first key; those of the others are read as long as they are named here. To bring in a new
+    key: add it *behind* the others everywhere, then put it first, and drop the old one when no job of it is left.
+
+    Job names, options, ids, reasons of failures, tracebacks, logs and progress are not encrypted, nor is the id that
+    ``unique_by`` makes of data, which is a hash of them.
+
+    Args:
+        keys: one, or several, the newest first; as ``generate_key`` makes them.
+
+    Example:
+        >>> codec = Encrypted([os.environ["JOBS_KEY"], os.environ["JOBS_KEY_OF_LAST_YEAR"]])
+    """
+
+    name = "fernet"
+
+    def __init__(self, keys: str | bytes | Sequence[str | bytes]) -> None:
+        given = [keys] if isinstance(keys, (str, bytes)) else list(keys)
+        if not given:
+            raise InvalidOption("keys=[]: give at least one, such as Encrypted.generate_key() makes")
+        fernet = _cryptography().Fernet
+        self._keys: dict[str, Any] = {}
+        for number, key in enumerate(given):
+            try:
+                made = fernet(key)
+            except (ValueError, TypeError, binascii.Error):
+                raise InvalidOption(
+                    f"keys[{number}]: must be 32 bytes in URL-safe base64, such as Encrypted.generate_key() makes"
+                ) from None
+            self._keys.setdefault(_key_id(key), made)
+
+    def __repr__(self) -> str:
+        return f"Encrypted({', '.join(self._keys)})"
+
+    @staticmethod
+    def generate_key() -> str:
+        """A new key, to be kept secret and never lost."""
+        key: bytes = _cryptography().Fernet.generate_key()
+        return key.decode()
+
+    def encode(self, body: bytes) -> tuple[bytes, dict[str, Any]]:
+        """The bytes encrypted with the first key."""
+        key_id, fernet = next(iter(self._keys.items()))
+        return base64.urlsafe_b64decode(fernet.encrypt(body)), {"key": key_id}
+
+    def decode(self, body: bytes, step: Mapping[str, Any]) -> bytes:
+        """The bytes again, if the key is known and nobody has changed them."""
+        fernet = self._keys.get(str(step.get("key")))
+        if fernet is None:
+            raise PayloadUnreadable(
+                f"it was encrypted with key {step.get('key')}, and the keys here are {', '.join(self._keys)}: add that key"
+            )
+        try:
+            whole: bytes = fernet.decrypt(base64.urlsafe_b64encode(body))
+        except _cryptography().InvalidToken:
+            raise PayloadUnreadable("it was changed after it was encrypted") from None
+        return whole
+
+
+def _cryptography() -> Any:
+    try:
+        from cryptography import fernet
+    except ImportError as error:
+        raise InvalidOption(f'Encrypted needs cryptography: pip install "echomq[encryption]" ({error})') from None
+    return fernet
+
+
+def _key_id(key: str | bytes) -> str:
+    """What a payload calls its key: nothing about the key can be learned from it."""
+    raw = base64.urlsafe_b64decode(key)
+    return hashlib.sha256(b"echomq key id:" + raw).hexdigest()[:12]
+
+
+# -- stores ------------------------------------------------------------------------------------------------------------
+
+
+class PayloadStore(abc.ABC):
+    """Where large payloads are kept: a folder, a bucket, or one of your own. Its methods may be called in any thread.
+
+    What a method raises, apart from ``KeyError``, means that the store cannot be reached for now.
+    """
+
+    @abc.abstractmethod
+    def put(self, key: str, body: bytes) -> None:
+        """Stores the bytes under a key that has never been used. When it returns, they are safe."""
+
+    @abc.abstractmethod
+    def get(self, key: str) -> bytes:
+        """The bytes of a key.
+
+        Raises:
+            KeyError: there are none, and will be none.
+        """
+
+    @abc.abstractmethod
+    def delete(self, key: str) -> None:
+        """Removes the bytes of a key; does nothing if there are none."""
+
+    @abc.abstractmethod
+    def entries(self) -> Iterator[tuple[str, datetime]]:
+        """Every key, and when it was put (an aware ``datetime``)."""
+
+
+_FILE_KEY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}/[0-9a-f]{32}")
+_FOLDER_MARK: Final = ".echomq-payloads"
+
+
+class FileStore(PayloadStore):
+    """Payloads as files of a folder, which all who add and work jobs must see: a disk of this machine, or a shared one.
+
+    A file is written beside its place, flushed to the disk and put there in one step, so nobody reads a part of it. Files are
+    readable for their owner only.
+
+    Args:
+        folder: made when the first payload comes. Nothing else should be in it.
+
+    Example:
+        >>> codec = Offloaded(FileStore("/mnt/payloads"), above=65_536)
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+
+    def __repr__(self) -> str:
+        return f"FileStore({str(self.folder)!r})"
+
+    def put(self, key: str, body: bytes) -> None:
+        """Writes the file."""
+        path = self._path(key)
+        new = not path.parent.is_dir()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / _FOLDER_MARK).touch()
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+            try:
+                file.write(body)
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+        _flush_folder(path.parent)
+        if new:
+            _flush_folder(self.folder)
+
+    def get(self, key: str) -> bytes:
+        """Reads the file."""
+        try:
+            return self._path(key).read_bytes()
+        except FileNotFoundError:
+            if not (self.folder / _FOLDER_MARK).exists():  # a disk that is not mounted has none of our files
+                raise OSError(
+                    f"{self.folder} is no folder of payloads, or its disk is not mounted: {_FOLDER_MARK} is missing"
+                ) from None
+            raise KeyError(key) from None
+
+    def delete(self, key: str) -> None:
+        """Removes the file."""
+        self._path(key).unlink(missing_ok=True)
+
+    def entries(self) -> Iterator[tuple[str, datetime]]:
+        """Every file."""
+        for path in self.folder.glob("*/*"):
+            key = f"{path.parent.name}/{path.name}"
+            if _FILE_KEY.fullmatch(key):
+                try:
+                    changed = path.stat().st_mtime
+                except FileNotFoundError:  # removed meanwhile
+                    continue
+                yield key, datetime.fromtimestamp(changed, UTC)
+
+    def _path(self, key: str) -> Path:
+        if not _FILE_KEY.fullmatch(key):  # which stands in a job, so somebody's hand may have written it
+            raise KeyError(key)
+        return self.folder / key
+
+
+def _flush_folder(folder: Path) -> None:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:  # where folders cannot be opened, they need not be flushed
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class S3Store(PayloadStore):
+    """Payloads as objects of a bucket of S3, or of anything that speaks its language.
+
+    Args:
+        client: made by ``boto3.client("s3")``, of ``pip install "echomq[s3]"``, with the time-outs and retries that you want.
+        bucket: its name. It must be there.
+        prefix: what the names of the objects begin with.
+
+    Example:
+        >>> codec = Offloaded(S3Store(boto3.client("s3"), "jobs"), above=65_536)
+    """
+
+    def __init__(self, client: Any, bucket: str, prefix: str = "echomq/") -> None:
+        if not hasattr(client, "put_object"):
+            raise InvalidOption(f"client={shown(client)}: must be a client of S3, such as boto3.client('s3')")
+        self._client = client
+        self.bucket = bucket
+        self.prefix = prefix
+
+    def __repr__(self) -> str:
+        return f"S3Store({self.bucket!r}, prefix={self.prefix!r})"
+
+    def put(self, key: str, body: bytes) -> None:
+        """Puts the object."""
+        self._client.put_object(Bucket=self.bucket, Key=self.prefix + key, Body=body)
+
+    def get(self, key: str) -> bytes:
+        """Gets the object."""
+        try:
+            found = self._client.get_object(Bucket=self.bucket, Key=self.prefix + key)
+        except self._client.exceptions.NoSuchKey:
+            raise KeyError(key) from None
+        body: bytes = found["Body"].read()
+        return body
+
+    def delete(self, key: str) -> None:
+        """Deletes the object."""
+        self._client.delete_object(Bucket=self.bucket, Key=self.prefix + key)
+
+    def entries(self) -> Iterator[tuple[str, datetime]]:
+        """Every object."""
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.prefix)
+        for page in pages:
+            for found in page.get("Contents", ()):
+                key = found["Key"][len(self.prefix) :]
+                if _FILE_KEY.fullmatch(key):
+                    yield key, found["LastModified"]
+
+
+class Offloaded(Codec):
+    """Keeps large payloads in a store, and in the job only where they are. It must be the last of a chain.
+
+    Nothing is removed with a job: dead letters, retries, schedules and requeues may still mean it. What no job means any more,
+    ``collect`` removes (docs/payloads.md).
+
+    Args:
+        store: a ``FileStore``, an ``S3Store``, or a ``PayloadStore`` of your own.
+        above: bytes up to which a payload stays in the job.
+
+    Example:
+        >>> app = EchoMQ(codec=[Compressed(), Offloaded(FileStore("/mnt/payloads"))])
+    """
+
+    name = "store"
+
+    def __init__(self, store: PayloadStore, *, above: int = 64 * 1024) -> None:
+        if not isinstance(store, PayloadStore):
+            raise InvalidOption(f"store={shown(store)}: must be a FileStore, an S3Store, or a PayloadStore of your own")
+        self.store = store
+        self.above: int = check_whole(above, "above", least=0, most=MAX_COUNT)
+
+    def __repr__(self) -> str:
+        return f"Offloaded({self.store!r}, above={self.above})"
+
+    def encode(self, body: bytes) -> tuple[bytes, dict[str, Any]] | None:
+        """Nothing, and where the bytes are; None if they are few."""
+        if len(body) <= self.above:
+            return None
+        key = f"{datetime.now(UTC):%Y-%m-%d}/{uuid.uuid4().hex}"
+        try:
+            self.store.put(key, body)
+        except Exception as error:  # whatever the store's own library raises
+            raise StoreUnavailable(f"{self.store!r} does not take {key}: {error}") from error
+        return b"", {"key": key, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+
+    def decode(self, body: bytes, step: Mapping[str, Any]) -> bytes:
+        """The bytes from the store, if they are those that were put there."""
+        key = str(step.get("key"))
+        try:
+            whole = self.store.get(key)
+        except KeyError:
+            raise PayloadUnreadable(f"{self.store!r} has no {key}: it was removed, or this is another store") from None
+        except Exception as error:  # as above
+            raise StoreUnavailable(f"{self.store!r} does not give {key}: {error}") from error
+        if hashlib.sha256(whole).hexdigest() != step.get("sha256"):
+            raise PayloadUnreadable(f"{key} in {self.store!r} is not what was put there: it was changed, or cut short")
+        return whole
+
+    def waits(self, size: int) -> bool:
+        """Where it may be put into the store."""
+        return size + _GROWTH > self.above
+
+    def waits_for(self, step: Mapping[str, Any]) -> bool:
+        """Always."""
+        return True
+
+
+# -- the chain ---------------------------------------------------------------------------------------------------------
+
+
+class _Wrapped(msgspec.Struct):
+    steps: list[dict[str, Any]]
+    body: str
+
+
+class _Envelope(msgspec.Struct, rename={"wrapped": KEY}):
+    wrapped: _Wrapped
+
+
+_envelopes: Final = msgspec.json.Decoder(_Envelope)
+
+
+class Payloads:
+    """A chain of codecs, as one."""
+
+    def __init__(self, codecs: Sequence[Codec]) -> None:
+        self.codecs: tuple[Codec, ...] = tuple(codecs)
+        self._by_name = {codec.name: codec for codec in codecs}
+
+    def __repr__(self) -> str:
+        return f"[{', '.join(map(repr, self.codecs))}]"
+
+    @classmethod
+    def of(cls, codec: CodecOption) -> Payloads | None:
+        """From what a caller gave.
+
+        Raises:
+            InvalidOption: it is no codec, nor a list of such.
+        """
+        if codec is None or isinstance(codec, Payloads):
+            return codec
+        codecs = [codec] if isinstance(codec, Codec) else codec
+        if not isinstance(codecs, (list, tuple)) or not all(isinstance(one, Codec) for one in codecs):
+            raise InvalidOption(f"codec={shown(codec)}: must be a Codec, such as Compressed(), or a list of such")
+        names = [one.name for one in codecs]
+        for one in codecs:
+            if not one.name or names.count(one.name) > 1:
+                raise InvalidOption(f"codec={shown(codec)}: each must have a name of its own, and they are {names}")
+        if Offloaded.name in names[:-1]:
+            raise InvalidOption(
+                f"codec={shown(codec)}: Offloaded must be the last: what it leaves in the job is only where the payload is"
+            )
+        return cls(codecs) if codecs else None
+
+    def encode_now(self, text: bytes) -> bytes:
+        """JSON text as it is to be stored.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+        """
+        body, steps = text, []
+        for codec in self.codecs:
+            made = codec.encode(body)
+            if made is not None:
+                body = made[0]
+                steps.append({"name": codec.name, **made[1]})
+        if not steps and not text.startswith(MARK):  # what looks like ours, but is not, must not be taken for it
+            return text
+        return msgspec.json.encode(_Envelope(_Wrapped(steps, base64.b64encode(body).decode())))
+
+    def decode_now(self, stored: bytes) -> bytes:
+        """JSON text from what is stored.
+
+        Raises:
+            PayloadUnreadable: it cannot be read again. StoreUnavailable: not now, but perhaps later.
+        """
+        if not stored.startswith(MARK):
+            return stored
+        wrapped = _unwrapped(stored)
+        try:
+            body = base64.b64decode(wrapped.body, validate=True)
+        except binascii.Error as error:
+            raise PayloadUnreadable(f"its body is no base64: {error}") from None
+        for step in reversed(wrapped.steps):
+            name = str(step.get("name"))
+            codec = self._by_name.get(name)
+            if codec is None:
+                known = ", ".join(self._by_name)
+                raise PayloadUnreadable(f"it was written with the codec {name!r}, and this program has: {known}")
+            try:
+                body = codec.decode(body, step)
+            except (PayloadUnreadable, StoreUnavailable):
+                raise
+            except Exception as error:
+                raise PayloadUnreadable(f"codec {name!r}: {type(error).__name__}: {error}") from error
+        return body
+
+    async def encode(self, text: bytes) -> bytes:
+        """The same as ``encode_now``; what takes long, in a thread."""
+        size = len(text)
+        if size <= _INLINE and not any(codec.waits(size) for codec in self.codecs):
+            return self.encode_now(text)
+        return await asyncio.to_thread(self.encode_now, text)
+
+    async def decode(self, stored: bytes) -> bytes:
+        """The same as ``decode_now``; what takes long, in a thread."""
+        if len(stored) <= _INLINE and not self.is_elsewhere(stored):
+            return self.decode_now(stored)
+        return await asyncio.to_thread(self.decode_now, stored)
+
+    def is_elsewhere(self, stored: bytes) -> bool:
+        """Whether reading it waits for a disk or another machine."""
+        if not stored.startswith(MARK):
+            return False
+        steps = _unwrapped(stored).steps
+        known = ((self._by_name.get(str(step.get("name"))), step) for step in steps)
+        return any(codec is not None and codec.waits_for(step) for codec, step in known)
+
+
+CodecOption: TypeAlias = Codec | Sequence[Codec] | Payloads | None
+"""How payloads are stored: a codec, or several, each working on what the one before it has made; None: as they are."""
+
+
+def _unwrapped(stored: bytes) -> _Wrapped:
+    try:
+        return _envelopes.decode(stored).wrapped
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # ValidationError is one
+        raise PayloadUnreadable(f"it begins as a codec writes, and goes on otherwise: {error}") from None
+
+
+def wrapped_steps(data: Any) -> list[str] | None:
+    """The names of the codecs that have written this object; None if none has."""
+    if not isinstance(data, dict) or len(data) != 1 or not isinstance(data.get(KEY), dict):
+        return None
+    steps = data[KEY].get("steps")
+    if not isinstance(steps, list):
+        return None
+    return [str(step.get("name")) for step in steps if isinstance(step, dict)]
