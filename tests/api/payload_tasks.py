@@ -9,7 +9,7 @@ from echomq import Job
 
 def shout(job: Job[Any], where: str, times: int = 1) -> list[Any]:
     """Says that it was here in its own data, and what these are."""
-    job.update_data({"where": where, "times": times + 1})  # type: ignore[unused-coroutine]
+    job.update_data({"where": where, "times": times + 1})
     if times < 2:
         raise ValueError("once more")
     return [where.upper(), job.data]

@@ -282,7 +282,7 @@ async def test_a_result_without_a_form_is_no_second_run(queue: Queue) -> None:
 
 @pytest.mark.usefixtures("worker")
 async def test_large_data_and_results_come_through(queue: Queue) -> None:
-    size = 20_000_000
+    size = 15_000_000
     assert await result(queue, "give_text", size) == "x" * size
     assert await result(queue, "give", "y" * size) == "y" * size
 
