@@ -102,7 +102,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for report in reports
         if getattr(report, "when", None) == "teardown"
         for title, text in report.sections
-        if title.startswith(_LEFT)
+        if _LEFT in title
     ]
     if left:
         terminalreporter.section(_LEFT)
