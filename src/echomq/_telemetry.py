@@ -18,9 +18,10 @@ from echomq.options import shown
 SpanKind: TypeAlias = Literal["producer", "consumer", "internal"]
 """Who does it: one that adds jobs, one that runs them, or one that looks after a queue."""
 
-RunEnd: TypeAlias = Literal["completed", "failed", "retried", "delayed", "waiting", "waiting_children"]
+RunEnd: TypeAlias = Literal["completed", "failed", "retried", "delayed", "waiting", "waiting_children", "cancelled"]
 """What becomes of a job after a run: it has completed or failed for good; it runs again after an error; a handler put it off; it
-went back to the line; it waits for its children."""
+went back to the line; it waits for its children; somebody has
+cancelled it."""
 
 Value: TypeAlias = str | int | float | bool | Sequence[str]
 Attributes: TypeAlias = Mapping[str, Value]

@@ -7,6 +7,7 @@
     ├── PayloadUnreadable                    what a codec has written cannot be read again: a wrong key, a missing file
     ├── StoreUnavailable (also ConnectionError)    the store of large payloads does not answer; nothing was changed
     ├── JobFailed                            result(): the job failed; has the reason
+    │   └── JobCancelled                     … because somebody has cancelled it
     ├── JobRemoved                           result(): the job was removed before it ended
     ├── ResultUnavailable                    result(): the job completed, its result could not be encoded
     ├── ResultTimeout (also TimeoutError)    result(): not ended in time; the job goes on
@@ -97,10 +98,20 @@ class JobFailed(EchoMQError):
         reason: the message of the error that ended it.
     """
 
+    _became, _goes_without_saying = "failed", ""
+
     def __init__(self, job_id: str, reason: str, queue: str | None = None) -> None:
-        super().__init__(f"job {job_id!r}{'' if queue is None else f' of queue {queue!r}'} failed: {reason}")
+        where = "" if queue is None else f" of queue {queue!r}"
+        why = "" if reason == self._goes_without_saying else f": {reason}"
+        super().__init__(f"job {job_id!r}{where} {self._became}{why}")
         self.job_id = job_id
         self.reason = reason
+
+
+class JobCancelled(JobFailed):
+    """The job that ``result()`` waited for was cancelled. Its ``reason`` is what ``cancel`` was given, or ``cancelled``."""
+
+    _became, _goes_without_saying = "was cancelled", "cancelled"
 
 
 class JobRemoved(EchoMQError):

@@ -255,6 +255,18 @@ class Expired(JobEvent, frozen=True, kw_only=True):
     kind: ClassVar[str] = "expired"
 
 
+class Cancelled(JobEvent, frozen=True, kw_only=True):
+    """A job has ended because somebody cancelled it. ``Failed`` follows.
+
+    Attributes:
+        reason: what ``cancel`` was given.
+    """
+
+    kind: ClassVar[str] = "cancelled"
+
+    reason: str
+
+
 class Custom(Event, frozen=True, kw_only=True):
     """An event of a user's own (``queue.publish``), or one of a kind that this version does not know.
 
@@ -302,7 +314,7 @@ KINDS: Final[dict[str, type[Event]]] = {
     found.kind: found
     for found in (
         Added, Waiting, WaitingChildren, Delayed, Active, Progress, Completed, Failed, RetriesExhausted, Stalled, Removed,
-        Duplicated, Deduplicated, Debounced, Cleaned, Paused, Resumed, Drained, Skipped, Expired,
+        Duplicated, Deduplicated, Debounced, Cleaned, Paused, Resumed, Drained, Skipped, Expired, Cancelled,
     )
 }  # fmt: skip
 """The kinds that a queue itself writes, by their names in the log."""

@@ -18,6 +18,7 @@ from echomq.errors import InvalidOption
 from echomq.event_types import (
     Active,
     Added,
+    Cancelled,
     Cleaned,
     Completed,
     Custom,
@@ -48,6 +49,7 @@ from echomq.queue import Queue
 __all__ = [
     "Active",
     "Added",
+    "Cancelled",
     "Cleaned",
     "Completed",
     "Custom",

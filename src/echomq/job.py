@@ -12,6 +12,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 from echomq._payloads import MARK
 from echomq._store import control, explain, read
 from echomq._store.codec import (
+    CANCELLED,
     PlainJob,
     StoredJob,
     dead_letter_in,
@@ -30,6 +31,7 @@ from echomq.errors import (
     BrokenKey,
     EchoMQError,
     InvalidOption,
+    JobCancelled,
     JobFailed,
     JobRemoved,
     PayloadUnreadable,
@@ -54,6 +56,25 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 _flags: Final = threading.Lock()
+
+
+_LONGEST_REASON: Final = 1_000
+
+
+def checked_reason(reason: str) -> str:
+    """Not for users of EchoMQ. Why a job is cancelled, as it is stored."""
+    given: object = reason
+    if not isinstance(given, str) or len(given) > _LONGEST_REASON:
+        raise InvalidOption(
+            f"reason={shown(reason)}: must be a text of at most {_LONGEST_REASON} characters; log what is longer"
+        )
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        raise InvalidOption(
+            f"reason={shown(reason)}: holds a lone surrogate, which has no UTF-8 form; remove it"
+        ) from None
+    return given or CANCELLED
 
 
 def _about(job: Job[Any], /, *_: object, **__: object) -> Attributes:
@@ -319,9 +340,10 @@ class Job(JobRecord[R]):
 
     @property
     def cancelled(self) -> threading.Event:
-        """In a handler that runs in a thread: set when it should stop: its worker stops, has lost the job, or its time is up.
+        """In a handler that runs in a thread: set when it should stop.
 
-        What it returns afterwards is discarded.
+        Its worker stops, or has lost the job; its time is up; or somebody has cancelled it. What it returns then is
+        discarded.
 
         An ``async def`` handler is cancelled instead (``asyncio.CancelledError``).
         """
@@ -490,6 +512,30 @@ class Job(JobRecord[R]):
         check_truth(children, "children")
         await control.remove(self._home.line, self.id, children=children)
 
+    @traced("cancel", about=_about)
+    async def cancel(self, reason: str = "") -> bool:
+        """Cancels the job, wherever it is: it ends as failed, with the ``failure_kind`` ``cancelled``, and is not run again.
+
+        One that is not being run has ended when this returns. One that is has been asked to: its worker hears of it at once. An
+        ``async def`` handler is cancelled (``asyncio.CancelledError``), one in a thread finds ``Job.cancelled`` set, a process of
+        its own is killed. It has five seconds to clean up, and what it still returns is discarded (docs/cancelling.md).
+
+        Args:
+            reason: why, for whoever waits for the job or looks at it: at most 1,000 characters.
+
+        Returns:
+            False: it had ended before, and stays as it is.
+
+        Raises:
+            InvalidOption: the reason breaks a rule. JobNotFound: it is gone.
+            ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+
+        Example:
+            >>> await job.cancel("the learner has left")
+            True
+        """
+        return await control.cancel(self._home.line, self.id, checked_reason(reason))
+
     @traced("promote", about=_about)
     async def promote(self) -> None:
         """Lets the job run now that waits for its time. It goes to the end of the line, or of its priority's.
@@ -589,7 +635,7 @@ class Job(JobRecord[R]):
                 runs, that is for ever.
 
         Raises:
-            JobFailed: it failed for good; has the reason.
+            JobFailed: it failed for good; has the reason. JobCancelled, which is one: somebody has cancelled it.
             JobRemoved: it is gone, and with it its outcome.
             ResultUnavailable: it completed, but its result could not be stored, or cannot be read.
             StoreUnavailable: the codec's store, which has the result, does not answer.
@@ -704,6 +750,8 @@ class Job(JobRecord[R]):
     def _outcome(self, ending: Ending) -> R:
         if ending.kind == "failed":
             raise JobFailed(self.id, ending.text, self.queue_name)
+        if ending.kind == "cancelled":
+            raise JobCancelled(self.id, ending.text, self.queue_name)
         if ending.kind == "removed":
             raise JobRemoved(self.id)
         if ending.error is not None:

@@ -15,10 +15,13 @@ JobState: TypeAlias = Literal["waiting", "active", "delayed", "prioritized", "wa
 JOB_STATES: Final[tuple[JobState, ...]] = get_args(JobState)
 
 
-FailureKind: TypeAlias = Literal["transient", "permanent", "unknown", "unrecoverable", "crashed", "expired"]
+FailureKind: TypeAlias = Literal[
+    "transient", "permanent", "unknown", "unrecoverable", "crashed", "expired", "timeout", "cancelled"
+]
 """Why a run failed, as far as that decides what comes next: the first three say what the ``RetryPolicy`` thought of its error;
 ``unrecoverable``, that its handler raised that, or that it could not be run; ``crashed``, that its workers died too often;
-``expired``, that it was not started in time."""
+``expired``, that it was not started in time; ``timeout``, that it took longer than its task's ``timeout``; ``cancelled``, that
+somebody called ``Job.cancel``."""
 
 FAILURE_KINDS: Final[tuple[FailureKind, ...]] = get_args(FailureKind)
 
@@ -92,7 +95,7 @@ class MetricsSeries(msgspec.Struct, frozen=True):
 ReasonKind: TypeAlias = Literal[
     "deferred_failure", "paused", "rate_limited", "concurrency", "no_worker", "behind", "next", "delayed", "due", "retry",
     "expires", "children", "children_failed", "no_children_left", "running", "lock_lost", "completed", "failed", "retained",
-    "deduplication", "schedule", "schedule_paused", "in_no_state", "broken", "gone",
+    "deduplication", "schedule", "schedule_paused", "in_no_state", "broken", "gone", "cancelled",
 ]  # fmt: skip
 """What a ``Reason`` is about."""
 

@@ -28,7 +28,7 @@ from echomq.errors import (
     QueueFull,
 )
 from echomq.event_types import RESERVED
-from echomq.job import Job
+from echomq.job import Job, checked_reason
 from echomq.models import JOB_STATES, Explanation, JobState, MetricsSeries, WorkerInfo
 from echomq.options import (
     JSON,
@@ -63,6 +63,10 @@ _MOST_PRIORITIES: Final = 1_000
 _NOT_RUN: Final[tuple[JobState, ...]] = ("waiting", "prioritized", "delayed", "waiting_children")
 _NOTHING_BESIDE: Final = (None, None, None, 0, False, 0, None, None, None, None, None, None, None, None, None, False)
 """What ``Queue.add`` has of the options that stand in a ``JobSpec``, if none was given."""
+
+
+def _about_id(queue: Queue, /, job_id: str, *_: object, **__: object) -> Attributes:
+    return {JOB_ID: job_id}
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -314,6 +318,28 @@ class Queue:
         """
         _check_known_id(job_id)
         return await explain.explain(self._home.line, job_id)
+
+    @traced("cancel", about=_about_id)
+    async def cancel(self, job_id: str, reason: str = "") -> bool:
+        """Cancels the job with this id, as ``Job.cancel`` does; without reading it.
+
+        Args:
+            job_id: which.
+            reason: why, for whoever waits for the job or looks at it: at most 1,000 characters.
+
+        Returns:
+            False: it had ended before, and stays as it is.
+
+        Raises:
+            InvalidOption: an argument breaks a rule. JobNotFound: it is gone.
+            ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
+
+        Example:
+            >>> await queue.cancel("7", "the learner has left")
+            True
+        """
+        _check_known_id(job_id)
+        return await control.cancel(self._home.line, job_id, checked_reason(reason))
 
     async def counts(self, *states: JobState) -> dict[JobState, int]:
         """How many jobs are in each of these states, or, without an argument, in each state.

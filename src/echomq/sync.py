@@ -195,6 +195,10 @@ class SyncJob(JobRecord[R]):
         """Removes the job. As ``Job.remove``."""
         self._portal.call(self._job.remove, children=children)
 
+    def cancel(self, reason: str = "") -> bool:
+        """Cancels the job, wherever it is. As ``Job.cancel``."""
+        return self._portal.call(self._job.cancel, reason)
+
     def promote(self) -> None:
         """Lets the job run now that waits for its time. As ``Job.promote``."""
         self._portal.call(self._job.promote)
@@ -315,6 +319,10 @@ class SyncQueue:
         """A job and its state as they are at this moment, or None if there is none of this id. As ``Queue.get_job``."""
         found = self._portal.call(self._queue.get_job, job_id)
         return None if found is None else SyncJob(found)
+
+    def cancel(self, job_id: str, reason: str = "") -> bool:
+        """Cancels the job with this id, without reading it. As ``Queue.cancel``."""
+        return self._portal.call(self._queue.cancel, job_id, reason)
 
     def jobs(self, *states: JobState, newest_first: bool = False) -> Iterator[SyncJob[Any]]:
         """The jobs in these states, or, without an argument, in each state. As ``Queue.jobs``."""

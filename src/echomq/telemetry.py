@@ -39,6 +39,7 @@ _COUNTERS: Final[Mapping[RunEnd, str]] = {
     "delayed": "Runs whose handler put its job off",
     "waiting": "Runs after which the job went back to the line",
     "waiting_children": "Runs after which the job waits for its children",
+    "cancelled": "Runs of jobs that somebody has cancelled",
 }
 
 

@@ -24,6 +24,7 @@ from echomq._store.home import Home
 from echomq._store.keep import take_from_dead
 from echomq._store.keys import QueueKeys
 from echomq._store.presence import plain
+from echomq._store.streams import Streams
 from echomq._telemetry import Guard, TelemetryOption
 from echomq._worker.crew import Crew, Plan
 from echomq._worker.executors import Threads, is_async, loading
@@ -565,6 +566,7 @@ class _Session:
                 commands=commands,
                 blocking=blocking,
                 heartbeat=heartbeat,
+                streams=Streams.of(hub),
                 look_after=hub.look_after,
                 ready=self.is_ready,
                 process=worker._process,
@@ -711,6 +713,7 @@ class _Calls:
                 return await self._routed(held, job, call, deadline.expired)
         except TimeoutError:
             if deadline.expired():
+                held.timed_out = True
                 raise TimeoutError(f"the run took longer than its timeout of {call.timeout:g} s") from None
             raise
 

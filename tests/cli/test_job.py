@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from datetime import UTC, datetime, timedelta
@@ -95,7 +96,7 @@ async def test_show_of_a_job_that_somebody_broke(server: Server) -> None:
 
 
 async def test_a_job_that_is_not_there(url: str) -> None:
-    for verb in ("show", "retry", "promote", "remove", "logs", "explain", "wait"):
+    for verb in ("show", "retry", "promote", "cancel", "remove", "logs", "explain", "wait"):
         words = ["--yes"] if verb == "remove" else []
         shown = await echomq("job", verb, "orders", "99", *words, url=url)
         assert (shown.code, shown.out) == (3, ""), verb
@@ -117,6 +118,36 @@ async def test_list_page_by_page(url: str) -> None:
         wrong = await echomq("job", "list", "orders", "done", url=url)
     assert wrong.code == 2
     assert "state 'done': must be one of" in wrong.err
+
+
+async def test_cancel(url: str) -> None:
+    begun, hold = asyncio.Event(), asyncio.Event()
+
+    async def process(job: Job[object]) -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(30)
+        finally:
+            await hold.wait()
+
+    async with Queue("orders", connection=url) as queue:
+        waits, runs = await queue.add("pack", delay=60), await queue.add("pack")
+        words = ["job", "cancel", "orders", waits.id]
+        assert (await echomq(*words, "--reason", "sold out", url=url)).out == "1: cancelled\n"
+        again = await echomq(*words, url=url)
+        assert (again.code, again.out) == (1, "")
+        assert "is not cancelled: it has ended already" in again.err
+        explained = await echomq("job", "explain", "orders", waits.id, url=url)
+        assert "it was cancelled" in explained.out
+        assert "sold out" in explained.out
+        async with Worker(queue, process):
+            await begun.wait()
+            told = await echomq("job", "cancel", "orders", runs.id, "--reason", "sold out", "--json", url=url)
+            assert told.json == {"queue": "orders", "id": "2", "ended": False}
+            assert "somebody has cancelled it, and its worker has been told" in str(await runs.explain())
+            hold.set()
+            ended = await echomq("job", "wait", "orders", runs.id, "--json", url=url)
+        assert (ended.code, json.loads(ended.out)["status"]) == (1, "cancelled")
 
 
 async def test_retry_promote_and_remove(url: str) -> None:

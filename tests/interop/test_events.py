@@ -160,8 +160,8 @@ async def test_we_hear_every_kind_that_node_writes(pair: Pair, server: Server) -
         await theirs.call("clean", 0, 0, "completed")
         found += await until(events, "cleaned")
     kinds = {event.kind for event in found}
-    # Ours alone are skipped and expired; version 6 has no debounced any more.
-    others = {"skipped", "expired", *([] if pair.node.version == "bullmq5" else ["debounced"])}
+    # Ours alone are skipped, expired and cancelled; version 6 has no debounced any more.
+    others = {"skipped", "expired", "cancelled", *([] if pair.node.version == "bullmq5" else ["debounced"])}
     assert kinds == (set(KINDS) | {"custom"}) - others
     [deduplicated] = [event for event in found if isinstance(event, Deduplicated)]
     assert (deduplicated.job_id, deduplicated.deduplication_id) == (unique, "D")

@@ -284,6 +284,8 @@ def test_full_memory_lets_running_jobs_end(full: Queue) -> None:
     )  # fmt: skip
     assert [code if code <= 0 else 0 for code in taken.codes] == [0] * 7
     assert full.remove("1") == 1
+    assert full.run("cancelJob-16", "9", "why", "")[1] == 1
+    assert full.run("cancelJob-16", "8", "why", "")[1] == 2
     assert audit(full.client, "emq", "q") == []
 
 
@@ -298,6 +300,7 @@ def test_full_memory_lets_jobs_be_changed_and_cleared_and_limits_be_set(full: Qu
     full.finish(failed("1", "lane:4", "bad"), failed("2", "lane:4", "bad"), completed("3", "lane:4"))
     assert full.run("changeDelay-5", "41", 500, "")[1] == 0
     assert full.run("promote-9", "41")[1] == 0
+    assert full.run("cancelJob-16", "4", "why", "")[1] == 2
     assert full.run("changePriority-8", "30", 3, "")[1] == 0
     assert full.run("reprocessJob-10", "1", "")[1] == 0
     assert full.run("moveJobsToWait-11", "failed", "")[1] == 1

@@ -191,6 +191,14 @@ class World:
         }
         return Outcome("failed", job_id, self.token, "bad", KEEP_ALL, more)
 
+    def cancelled(self, job_id: str) -> Outcome:
+        """A job whose worker ends it because somebody has cancelled it."""
+        more = {
+            "fields": ["failedReason", "why", "stacktrace", "[]", "failureKind", "cancelled"],
+            "said": ["cancelled", "reason", "why"],
+        }
+        return Outcome("failed", job_id, self.token, "why", KEEP_ALL, more)
+
     def told(self, job_id: str, **way: str) -> Outcome:
         """A job that completes, and whose outcome is forwarded to the queue ``P``: at once, or by way of the outbox."""
         return completed(job_id, self.token, "7", forward={"head": '{"result":', **way})
@@ -252,6 +260,8 @@ EVERY = ("", "", "", "", 0, '{"every":1000}')
 TICK = ("name", "tick", "every", 1000)
 RESTING = '{"fields":{"name":"tick","every":"1000","offset":"0","ic":"1"},"slot":"1764400000000","begun":false}'
 
+WHY = "the learner has left"
+
 STEPS: dict[str, Step] = {
     "addJobs": lambda world: world.queue.add_many(
         [
@@ -311,6 +321,12 @@ STEPS: dict[str, Step] = {
     "pauseScheduler": lambda world: world.queue.run("pauseScheduler-13", "other"),
     "removeScheduler": lambda world: world.queue.run("removeScheduler-6", "other"),
     "getSchedulers": lambda world: world.queue.run("getSchedulers-2", "sch", "other", "rest"),
+    "cancelJob": lambda world: world.queue.run("cancelJob-16", "k1", WHY, ""),
+    "cancelJob, delayed": lambda world: world.queue.run("cancelJob-16", "later", WHY, ""),
+    "cancelJob, prioritized": lambda world: world.queue.run("cancelJob-16", "p1", WHY, ""),
+    "cancelJob, a parent": lambda world: world.queue.run("cancelJob-16", "wc", WHY, ""),
+    "cancelJob, being run": lambda world: world.queue.run("cancelJob-16", "a1", WHY, ""),
+    "moveToFinished, cancelled": lambda world: world.queue.finish(*map(world.cancelled, ("a1", "a2", "a3"))).codes,
     "promote": lambda world: world.queue.run("promote-9", "later"),
     "changeDelay": lambda world: world.queue.run("changeDelay-5", "later", 500, ""),
     "changePriority": lambda world: world.queue.run("changePriority-8", "w1", 5, ""),
@@ -396,6 +412,7 @@ ABSENT = {
     "emqx:{q}:suspects": "set",
     "emqx:{q}:workers": "hash",
     "emqx:{q}:limits": "stream",
+    "emqx:{q}:cancels": "stream",
     "emqx:{q}:rules": "hash",
     "emqx:{q}:outbox": "stream",
     "emqx:{q}:forwarding": "string",
@@ -485,7 +502,7 @@ def test_every_key_of_every_other_type(world: World, name: str, paused: bool) ->
 
 
 FULL = "18446744073709551615-18446744073709551615"
-EVENTS = ("emq:{q}:events", "emq:{P}:events", "emqx:{q}:limits")
+EVENTS = ("emq:{q}:events", "emq:{P}:events", "emqx:{q}:limits", "emqx:{q}:cancels")
 
 
 @pytest.mark.parametrize("name", [one for one in STEPS if one not in ("publishEvent", *READS)])

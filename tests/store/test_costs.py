@@ -243,7 +243,9 @@ async def test_commands_of_saying_that_a_worker_is_there(server: Server, lane: L
 
 
 async def test_an_idle_worker_asks_seldom(server: Server, queue: Queue, calls: Calls) -> None:
-    """At most 1.6 commands and 0.5 calls a second, counted over two blocks on the marker, whatever its slots.
+    """At most 1.6 commands and 0.6 calls a second, counted over two blocks on the marker, whatever its slots.
+
+    One call in ten seconds is the blocked read of requests to cancel, which all workers of a process share.
 
     The first sweep comes before that and the second after it; what one costs is counted in the test above.
     """
@@ -259,5 +261,5 @@ async def test_an_idle_worker_asks_seldom(server: Server, queue: Queue, calls: C
         server.cli("CONFIG", "RESETSTAT")
         await asyncio.sleep(12)  # the span itself is what is measured
         commands, names = spent(server), calls.so_far()
-    assert 2 <= len(names) <= 0.5 * 12, names
+    assert 2 <= len(names) <= 0.6 * 12, names
     assert sum(commands.values()) <= 1.6 * 12, commands

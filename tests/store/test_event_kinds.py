@@ -56,6 +56,8 @@ def test_each_kind_that_we_write(queue: Queue) -> None:
     assert isinstance(outcome.more, dict)
     outcome.more["said"] = ["expired"]
     queue.finish(outcome)
+    given_up = queue.add()
+    queue.run("cancelJob-16", given_up, "the learner has left", "")
     queue.run("cleanJobs-12", "completed", 0, "", 0, "")
     found = events_of(queue)
     assert {event.kind for event in found} == set(KINDS) - ELSEWHERE
@@ -71,4 +73,5 @@ def test_each_kind_that_we_write(queue: Queue) -> None:
     assert by_kind["skipped"] == {"job_id": unique, "late": 1.5}
     assert by_kind["removed"] == {"job_id": late, "previous": "delayed"}
     assert by_kind["stalled"] == {"job_id": lost}
+    assert by_kind["cancelled"] == {"job_id": given_up, "reason": "the learner has left"}
     assert by_kind["expired"] == {"job_id": expired}

@@ -58,6 +58,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "healJobs-12": lambda queue, **call: queue.run("healJobs-12", "lost", f"{T}:::::", **call),
     "setLimits-7": lambda queue, **call: queue.run("setLimits-7", "concurrency", 5, **call),
     "rateLimit-8": lambda queue, **call: queue.run("rateLimit-8", 5000, **call),
+    "cancelJob-16": lambda queue, **call: queue.run("cancelJob-16", "later", "why", "", **call),
     "publishEvent-3": lambda queue, **call: queue.run("publishEvent-3", "mine", "a", 1, **call),
     "advanceScheduler-15": lambda queue, **call: queue.run(
         "advanceScheduler-15", "sch", f"repeat:sch:{T}", "", "", 0, OPTS, "", "", "", "", **call

@@ -41,6 +41,7 @@ _OWN_TYPES = {
     "suspects": "set",
     "paused-schedulers": "hash",
     "limits": "stream",
+    "cancels": "stream",
     "v5": "string",
     "healing": "string",
     "workers": "hash",
@@ -235,6 +236,8 @@ class _Audit:
             "completed": ["processedOn", "ats", "atm", "returnvalue", "finishedOn"],
             "failed": ["atm", "failedReason", "finishedOn"],
         }.get(state, [])
+        if job.get("failureKind") == "cancelled" and "atm" in wanted:
+            wanted.remove("atm")  # it may never have been run
         if missing := [name for name in wanted if name not in job]:
             self.found.append(f"job {job_id} is {state} and lacks {', '.join(missing)}")
         if state in ("completed", "failed"):
@@ -244,6 +247,8 @@ class _Audit:
                 )
             if "defa" in job:
                 self.found.append(f"job {job_id} is {state} and still has a deferred failure")
+            if "cancelRequested" in job:
+                self.found.append(f"job {job_id} is {state} and was asked to stop")
         elif "finishedOn" in job:
             self.found.append(f"job {job_id} is in {state} and has finishedOn")
 

@@ -88,7 +88,7 @@ def test_the_kinds_of_the_protocol_are_all_there_and_cannot_be_published() -> No
         "added waiting delayed waiting-children active progress completed failed retries-exhausted stalled removed duplicated "
         "deduplicated debounced cleaned paused resumed drained"
     )
-    assert set(KINDS) == {*protocol.split(), "skipped", "expired"}
+    assert set(KINDS) == {*protocol.split(), "skipped", "expired", "cancelled"}
     assert {*KINDS, "error"} == RESERVED
     assert {kind.__name__ for kind in KINDS.values()} < set(events.__all__)
 

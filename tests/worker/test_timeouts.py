@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from echomq import EchoMQ, Job, JobFailed, RetryLater
+from echomq import EchoMQ, Job, JobCancelled, JobFailed, RetryLater
 from tests.support.server import Server
 from tests.support.wait import wait_until
 
@@ -232,3 +232,60 @@ async def test_a_function_that_ends_in_time_is_no_timeout(app: EchoMQ, caplog: p
         jobs = [await quick.enqueue(number) for number in range(50)]
         assert [await job.result(timeout=10) for job in jobs] == list(range(50))
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("executor", ["loop", "thread"])
+async def test_a_time_out_has_a_kind_of_its_own_and_is_retried(app: EchoMQ, executor: str) -> None:
+    let_go = threading.Event()
+
+    async def in_loop() -> None:
+        await asyncio.sleep(30)
+
+    def in_thread() -> None:
+        let_go.wait(30)
+
+    work = app.task(queue="slow", timeout=0.02, attempts=2, name="work")(in_loop if executor == "loop" else in_thread)
+    async with app.worker("slow", concurrency=2):
+        job = await work.enqueue()
+        with pytest.raises(JobFailed, match=r"longer than its timeout of 0\.02 s"):
+            await job.result(timeout=10)
+        let_go.set()
+    found = await job.refresh()
+    assert found is not None
+    assert (found.failure_kind, found.attempts_made) == ("timeout", 2)
+
+
+async def test_a_time_out_that_the_handler_itself_met_is_another_matter(app: EchoMQ) -> None:
+    @app.task(queue="slow", timeout=10)
+    async def work() -> None:
+        raise TimeoutError("the far side is slow")
+
+    async with app.worker("slow"):
+        job = await work.enqueue()
+        with pytest.raises(JobFailed, match="the far side is slow"):
+            await job.result(timeout=10)
+    found = await job.refresh()
+    assert found is not None
+    assert found.failure_kind == "transient"
+
+
+async def test_cancelled_while_a_time_runs_and_timed_out_while_it_is_cancelled(app: EchoMQ) -> None:
+    begun = asyncio.Event()
+
+    @app.task(queue="slow", timeout=0.3, attempts=3)
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            await asyncio.sleep(10)  # its time ends here
+
+    async with app.worker("slow"):
+        job = await work.enqueue()
+        await begun.wait()
+        await job.cancel("why")
+        with pytest.raises(JobCancelled, match="why"):
+            await job.result(timeout=10)
+    found = await job.refresh()
+    assert found is not None
+    assert (found.failure_kind, found.attempts_made) == ("cancelled", 1)

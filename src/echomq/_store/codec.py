@@ -515,6 +515,10 @@ def _rule_from_opts(value: Any) -> str | None:
     return f"{int(count)};{'' if age is None else math.ceil(age)};{'' if limit is None else int(limit)}"
 
 
+CANCELLED: Final = "cancelled"
+"""The reason where none was given."""
+
+
 class RunOptions(msgspec.Struct, frozen=True):
     """What a worker needs of a job's stored options, read without trust: Node, PHP or a person may have written them.
 
@@ -847,6 +851,11 @@ class PlainJob(StoredJob):
 # -- events ------------------------------------------------------------------------------------------------------------
 
 
+def cancel_reason(text: bytes) -> str:
+    """What stands in a job for which somebody has asked to cancel it."""
+    return text.decode("utf-8", "replace") or CANCELLED
+
+
 def decode_event(queue: str, entry_id: bytes, fields: Sequence[bytes] | None) -> Event:
     """An entry of a queue's event log (protocol 9). Whatever stands there, something is made of it."""
     place: dict[str, Any] = {"id": entry_id.decode("ascii", "replace"), "queue": queue, "at": event_moment(entry_id)}
@@ -932,5 +941,6 @@ _EVENT_FIELDS: Final[dict[type[Event], tuple[tuple[str, Callable[[_Fields], Any]
     kinds.Resumed: (),
     kinds.Drained: (),
     kinds.Skipped: (_JOB, ("late", lambda named: int(named["late"]) / 1000)),
+    kinds.Cancelled: (_JOB, ("reason", _text("reason"))),
     kinds.Expired: (_JOB,),
 }

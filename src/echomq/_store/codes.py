@@ -38,6 +38,14 @@ WORDS: Final = {
 _STORED_BUT: Final = "STORED, but "
 
 
+_CANCEL: Final = "CANCEL "
+
+
+def cancels(code: int | str) -> str | None:
+    """Why an outcome was not stored, and its job is to end as cancelled instead; None for any other code."""
+    return code.removeprefix(_CANCEL) if isinstance(code, str) and code.startswith(_CANCEL) else None
+
+
 def is_stored(code: int | str) -> bool:
     """Whether an outcome has been stored; then a text says what was left undone for the job's neighbours, and why."""
     return code.startswith(_STORED_BUT) if isinstance(code, str) else code >= 0

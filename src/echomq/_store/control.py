@@ -10,6 +10,7 @@ from echomq._store.codec import decode_id, duration_ms, event_field, id_out, mom
 from echomq._store.codes import JOB_GONE, NOT_THERE, OTHER_OWNER, SCHEDULED, meaning
 from echomq._store.keys import QueueKeys
 from echomq._store.line import Line
+from echomq._store.schedule import advance as advance_schedule
 from echomq.errors import BrokenKey, JobLocked, JobNotFound, LockLost, ServerError, StateError
 from echomq.models import JobState
 from echomq.options import Duration, OnProgress
@@ -58,6 +59,21 @@ async def remove(line: Line, job_id: str, *, children: bool) -> None:
     if code != _GONE:
         why = meaning(code) if code == SCHEDULED else f"code {code}"
         raise StateError(f"job {job_id!r} of queue {line.keys.queue!r} is not removed: {why}")
+
+
+async def cancel(line: Line, job_id: str, reason: str) -> bool:
+    """Ends a job that is not being run, and has one that is be stopped. False: it had ended already.
+
+    Raises:
+        JobNotFound: it is gone.
+    """
+    now, code = await line.call("cancelJob-16", (id_out(job_id), reason, ""))
+    if code == SCHEDULED:  # whatever becomes of this run, its schedule goes on
+        await advance_schedule(line, job_id, int(now))
+        now, code = await line.call("cancelJob-16", (id_out(job_id), reason, "1"))
+    if code == JOB_GONE:
+        raise _gone(f"job {job_id!r} of queue {line.keys.queue!r}", "it is not cancelled")
+    return bool(code)
 
 
 async def promote(line: Line, job_id: str) -> None:

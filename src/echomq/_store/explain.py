@@ -94,6 +94,8 @@ class _Words:
             return
         if not facts.has("job.name"):
             yield Reason("broken", "what stands under its key is no whole job: it has no name; no worker can run it")
+        if facts.has("job.cancelRequested") and state not in ("completed", "failed"):
+            yield self._asked_to_stop()
         if facts.has("job.defa") and state not in ("completed", "failed"):
             yield Reason("deferred_failure", f"it fails as soon as a worker takes it: {facts.text('job.defa')}")
         match state:
@@ -122,6 +124,14 @@ class _Words:
                         "queue.admin.heal() puts it back where it belongs",
                     )
         yield from self._unique()
+
+    def _asked_to_stop(self) -> Reason:
+        then = (
+            "its worker has been told"
+            if self._state == "active"
+            else "it ends as cancelled as soon as a worker takes it"
+        )
+        return Reason("cancelled", f"somebody has cancelled it, and {then}: {self._facts.text('job.cancelRequested')}")
 
     def _gone(self) -> Iterator[Reason]:
         facts = self._facts
@@ -336,6 +346,10 @@ class _Words:
             made = max(facts.number("job.atm"), facts.number("job.attemptsMade"))
             kind = f" ({facts.text('job.failureKind')})" if facts.has("job.failureKind") else ""
             runs = f" after {made} attempts" if made > 1 else ""
+            if facts.text("job.failureKind") == "cancelled":
+                yield Reason("cancelled", f"it was cancelled{when}: {facts.text('job.failedReason')}", at=at)
+                yield self._retained(at)
+                return
             yield Reason(
                 "failed",
                 f"it failed for good{when}{by}{runs}{kind}: {facts.text('job.failedReason')}",

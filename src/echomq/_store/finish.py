@@ -117,6 +117,8 @@ class Failed(Outcome, frozen=True):
         more: dict[str, Any] = {"fields": fields, "attempts": self.attempts}
         if self.failure_kind == "expired":
             more["said"] = ["expired"]
+        elif self.failure_kind == "cancelled":
+            more["said"] = ["cancelled", "reason", self.reason]
         if self.letter is not None:
             more["letter"] = [self.letter.queue, self.letter.opts.decode()]
         if self.forward is not None:

@@ -21,7 +21,7 @@ _OURS = {
     "calls": "calls", "suspects": "suspects", "limits": "limits", "paused_schedulers": "paused-schedulers",
     "version_5": "v5", "healing": "healing", "standing": "standing",
     "workers": "workers",
-    "rules": "rules", "outbox": "outbox", "forwarding": "forwarding",
+    "rules": "rules", "cancels": "cancels", "outbox": "outbox", "forwarding": "forwarding",
     "sent": "sent",
 }  # fmt: skip
 """Keys of our own: not under ``{prefix}:``, where other programs' maintenance would take them for jobs and delete them.
@@ -36,7 +36,7 @@ THEIRS: Final = (
 """All others that a queue has once, by their suffixes (protocol 1.1): those of other runtimes and of old versions too."""
 
 EXPIRING: Final = frozenset(
-    {"calls", "suspects", "limits", "v5", "healing", "standing", "workers", "forwarding", "sent"}
+    {"calls", "suspects", "limits", "v5", "healing", "standing", "workers", "cancels", "forwarding", "sent"}
 )
 """Those of our own that never stand without an expiry. The others hold what nobody but them knows."""
 

@@ -41,13 +41,13 @@ class Ending:
         error: of a completed one: why its real result could not be stored.
     """
 
-    kind: Literal["completed", "failed", "removed"]
+    kind: Literal["completed", "failed", "cancelled", "removed"]
     value: bytes = b"null"
     error: str | None = None
 
     @property
     def text(self) -> str:
-        """Of a failed one: the reason."""
+        """Of a failed or cancelled one: the reason."""
         return self.value.decode("utf-8", "replace")
 
 
@@ -258,7 +258,7 @@ class Results:
                     why = more[1].decode("utf-8", "replace") if len(more) > 1 and more[1] else None
                     self.resolve(queue, job_id, Ending("completed", more[0] or b"null", why))
                 elif code == 2:  # protocol 3.26
-                    self.resolve(queue, job_id, Ending("failed", more[0] or b"unknown"))
+                    self.resolve(queue, job_id, _failed(more[0] or b"unknown", more[1] if len(more) > 1 else None))
                 else:
                     self._goes_on(queue, job_id, asked[job_id], last)
             if gone:
@@ -312,8 +312,12 @@ def _event(entry: Any) -> tuple[bytes, bytes, Ending | None] | None:
             return kind, job_id, None
         return kind, job_id, Ending("completed", value, why)
     if kind == b"failed":
-        return kind, job_id, Ending("failed", named.get(b"failedReason", b"null"))
+        return kind, job_id, _failed(named.get(b"failedReason", b"null"), named.get(b"failureKind"))
     return kind, job_id, None
+
+
+def _failed(reason: bytes, kind: bytes | None) -> Ending:
+    return Ending("cancelled" if kind == b"cancelled" else "failed", reason)
 
 
 def _again(error: EchoMQError) -> EchoMQError:

@@ -12,11 +12,11 @@ import logging
 import math
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, Protocol, TypeGuard
 
 from echomq import _cron
 from echomq._redis.wire import Argument, Reply
-from echomq._store.call import Lane, Patience
+from echomq._store.call import Patience
 from echomq._store.codec import (
     NewJob,
     RunOptions,
@@ -50,13 +50,29 @@ _ALWAYS: Final = 2**53 - 1
 """How far back slots are caught up with where nobody said so: any number of milliseconds."""
 
 
+class _Caller(Protocol):
+    """Calls scripts, as a lane does."""
+
+    async def call(self, name: str, args: Sequence[Argument], patience: Patience) -> Reply: ...
+
+
+class _InLine:
+    """Calls them in a queue's line, which has its own patience."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    async def call(self, name: str, args: Sequence[Argument], _: Patience) -> Reply:
+        return await self._line.call(name, args)  # type: ignore[no-any-return]
+
+
 # -- by the worker -----------------------------------------------------------------------------------------------------
 
 
 class Schedules:
     """Advances schedules, through a lane of its own."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: _Caller) -> None:
         self._lane = lane
         self._turn = asyncio.Lock()
 
@@ -145,6 +161,26 @@ class Schedules:
         calling.add_done_callback(_mark_as_seen)
         await asyncio.wait((calling,))
         return calling.result()
+
+
+async def advance(line: Line, job_id: str, now: int) -> None:
+    """Makes the iteration that follows this one, which is not to run, as a worker would that started it now.
+
+    That moment is given in milliseconds of the server.
+
+    Raises:
+        InvalidOption: the schedule's pattern, time zone or end cannot be read. BrokenKey: the job's options cannot.
+    """
+    reply = await line.read("getJob-8", (id_out(job_id),))
+    assert isinstance(reply, list)
+    started = StoredJob.from_reply(id_out(job_id), [*reply[1], b"processedOn", str(now).encode()])  # type: ignore[misc]
+    try:
+        decode_opts(started.fields.get(b"opts", b"{}"))
+    except ValueError as error:
+        raise BrokenKey(
+            f"opts of job {job_id!r} of queue {line.keys.queue!r} cannot be read: {error}", code="BROKEN"
+        ) from None
+    await Schedules(_InLine(line)).advance(started, Patience(line.hub.wait))
 
 
 def _has_rhythm(repeat: Any) -> TypeGuard[dict[str, Any]]:

@@ -59,7 +59,7 @@ class Follower(Protocol):
 
 
 class Stream:
-    """The log of one queue, as far as somebody follows it.
+    """The log of one queue, or another stream of it, as far as somebody follows it.
 
     Attributes:
         position: the id up to which its followers have been told; None until a place in it was taken.
@@ -70,9 +70,9 @@ class Stream:
 
     __slots__ = ("count", "followers", "idle", "key", "keys", "known", "position")
 
-    def __init__(self, keys: QueueKeys) -> None:
+    def __init__(self, keys: QueueKeys, key: bytes) -> None:
         self.keys = keys
-        self.key = keys.key("events").encode()
+        self.key = key
         self.position: bytes | None = None
         self.count: int | None = None
         self.known: bytes | None = None
@@ -101,14 +101,19 @@ class Streams:
         """The hub's."""
         return hub.part("streams", lambda: cls(hub))
 
-    def follow(self, keys: QueueKeys, follower: Follower) -> Stream:
-        """Lets somebody follow a queue's log. ``leave`` when done."""
+    @property
+    def is_closed(self) -> bool:
+        """Whether its connection was closed, so that nobody can follow anything any more."""
+        return self._closed
+
+    def follow(self, keys: QueueKeys, follower: Follower, name: str = "events") -> Stream:
+        """Lets somebody follow a queue's log, or its stream of another name. ``leave`` when done."""
         if self._closed:
             raise RuntimeError("the connection was closed: make a new one")
-        key = keys.key("events").encode()
+        key = keys.resolve(name).encode()
         stream = self._streams.get(key)
         if stream is None:
-            stream = self._streams[key] = Stream(keys)
+            stream = self._streams[key] = Stream(keys, key)
         stream.followers.append(follower)
         self._followers += 1
         if self._reading is None:

@@ -9,14 +9,14 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from echomq._clock import lasting
 from echomq._log import about, logger
 from echomq._redis.client import Link
 from echomq._redis.heartbeat import HeartbeatLink
 from echomq._store.call import Lane, Patience
-from echomq._store.codec import StoredJob
+from echomq._store.codec import RunOptions, StoredJob
 from echomq._store.fetch import Want
 from echomq._store.finish import Outcome
 from echomq._store.forward import Destination
@@ -24,7 +24,9 @@ from echomq._store.keep import extend_locks_now
 from echomq._store.keys import QueueKeys
 from echomq._store.presence import leave
 from echomq._store.schedule import Schedules
+from echomq._store.streams import Streams
 from echomq._telemetry import Guard
+from echomq._worker.cancels import Cancels
 from echomq._worker.forward import Forwarder
 from echomq._worker.heal import Healer
 from echomq._worker.held import Held, HeldTable, Hold
@@ -47,6 +49,8 @@ _AFTER_CANCEL = 1.0
 
 _FOR_STORING = 5.0
 """Seconds for storing outcomes when the server is away; and for forwarding what is in the outbox."""
+
+_DEAD: Final = tuple(kind for kind in FAILURE_KINDS if kind != "cancelled")
 
 _FOR_MARKER = 0.5
 """Seconds for waking another worker."""
@@ -89,6 +93,7 @@ class Crew:
         destination: to which queue the outcome of a job of a name is forwarded, if to any; None if none ever is.
         elsewhere: those of such queues that are on other servers, by what the outbox calls them.
         commands, blocking, heartbeat: the three connections. The crew closes the last two.
+        streams: reads the queue's stream of requests to cancel.
         look_after: puts a server back that is ours to put back (an embedded one).
         ready: set at the first answered fetch.
         process: what the tokens of its locks begin with, or "": by it a supervisor knows them when this process has died.
@@ -106,6 +111,7 @@ class Crew:
         commands: Link,
         blocking: Link,
         heartbeat: HeartbeatLink,
+        streams: Streams,
         look_after: Callable[[Exception], Awaitable[None]],
         ready: asyncio.Event,
         process: str = "",
@@ -119,7 +125,8 @@ class Crew:
         self._table = HeldTable()
         self._schedules = Schedules(Lane(commands, keys))
         retries = Retries(keys.queue, plan.backoff_strategies, plan.retry_policy)
-        letters = FAILURE_KINDS if plan.dead_letter else ("crashed",) if plan.on_crash_limit == "dead_letter" else ()
+        # What somebody has cancelled leaves none: nobody has to look into that.
+        letters = _DEAD if plan.dead_letter else ("crashed",) if plan.on_crash_limit == "dead_letter" else ()
         telling = None if destination is None else Telling(keys.queue, plan.name, destination)
         self._ends = Ends.of(
             plan.keep_completed, plan.keep_failed, retries.delay, retries.kind, keys.dead_letters.base, letters, telling,
@@ -162,11 +169,14 @@ class Crew:
             process=process,
             pool=pool,
             without_result=self._ends.without_result,
+            cancelled=self._cancelled,
+            taken=self._taken,
             stored=self._stored,
             failed_to_complete=lambda held, why: self._ends.failed(
                 held, held.job.opts, f"cannot complete: {why}", "unrecoverable"
             ),
         )
+        self._cancels = Cancels(keys, streams, commands, self._table, self.pump.give_up)
         self._away_since: float | None = None  # monotonic, for other threads
         self._said = ""
         self._hurry = asyncio.Event()
@@ -214,6 +224,7 @@ class Crew:
         """
         self._task = asyncio.current_task()
         self._keeper.start()
+        self._cancels.start()
         if until_empty:
             self.pump.stop_when_empty()
         *lanes, blocking = [asyncio.create_task(role, name="echomq pump") for role in self.pump.tasks()]
@@ -242,6 +253,7 @@ class Crew:
                 task.cancel()
             await asyncio.gather(*roles, return_exceptions=True)
             self.pump.leave_pool()
+            await self._cancels.stop()
             await self._leave()
             self._blocking.drop("the worker has stopped")
             await self._keeper.stop()
@@ -308,6 +320,16 @@ class Crew:
             quiet.cancel()
             hurried.cancel()
             await asyncio.gather(quiet, hurried, return_exceptions=True)
+
+    def _cancelled(self, held: Held, reason: str) -> Outcome:
+        try:
+            options = held.job.opts
+        except Exception:  # whatever was written there
+            options = RunOptions(raw={})
+        return self._ends.cancelled(held, options, reason)
+
+    def _taken(self, fetched: list[Held]) -> None:
+        self._cancels.taken(fetched)
 
     def _stored(self, outcomes: list[Outcome], now: int | None) -> None:
         self._sweeper.ended(outcomes, now)

@@ -33,6 +33,7 @@ class Held:
         renewed_at: when its lock was last known to be renewed, on the lasting clock: the moment before that call was sent.
         hold: what we know.
         begun: whether its task has taken its first step: before that, a cancelled task would end without a word.
+        calling: whether its run has come to calling the handler: from then on it can be cut short.
         called: whether its handler was called.
         cancelled: set when the handler should stop; for handlers in threads, which cannot be interrupted.
         retry_policy: that of its task, once that is known and if it has one.
@@ -41,11 +42,16 @@ class Held:
         thread: the handler's function where it runs in a thread; past a timeout it goes on when the run has ended.
         kill: ends the handler at once and for certain, where it runs in a process of its own; None everywhere else.
         reason: why it was told to stop.
+        cancel_reason: why it is to end as cancelled, if somebody has asked for that.
+        told: whether its handler was told of that.
+        timed_out: whether its run took longer than it may.
     """
 
     __slots__ = (
         "begun",
         "called",
+        "calling",
+        "cancel_reason",
         "cancelled",
         "hold",
         "job",
@@ -56,7 +62,9 @@ class Held:
         "retry_policy",
         "task",
         "thread",
+        "timed_out",
         "token",
+        "told",
     )
 
     def __init__(self, job: StoredJob, token: str, renewed_at: float) -> None:
@@ -65,6 +73,7 @@ class Held:
         self.renewed_at = renewed_at
         self.hold = Hold.RUNNING
         self.begun = False
+        self.calling = False
         self.called = False
         self.cancelled: threading.Event | None = None
         self.retry_policy: RetryPolicy | None = None
@@ -73,6 +82,9 @@ class Held:
         self.thread: asyncio.Future[Any] | None = None
         self.kill: Callable[[], None] | None = None
         self.reason = ""
+        self.cancel_reason: str | None = None
+        self.told = False
+        self.timed_out = False
 
     @property
     def run(self) -> bytes:
@@ -87,8 +99,26 @@ class Held:
             self.cancelled.set()
         if self.kill is not None:
             self.kill()
-        if self.task is not None and self.begun:
+        if self.task is not None and self.begun and not self.told:  # once is enough: it may be cleaning up
             self.task.cancel(reason)
+
+    def cancel(self, reason: str) -> None:
+        """Somebody wants the job to end: tells the handler, if it was not told to stop before.
+
+        For the event loop's thread. A run that has not come to calling it sees the reason before that, and is not cut short:
+        it may be making the next run of a schedule.
+        """
+        if self.cancel_reason is not None or self.hold not in (Hold.RUNNING, Hold.STOPPED):
+            return
+        self.cancel_reason = reason
+        if self.hold is Hold.RUNNING and self.calling:
+            self.told = True
+            if self.cancelled is not None:
+                self.cancelled.set()
+            if self.kill is not None:
+                self.kill()
+            if self.task is not None:
+                self.task.cancel(f"cancelled: {reason}")
 
 
 class HeldTable:
@@ -111,6 +141,10 @@ class HeldTable:
                     replaced.append(former)
                 self._held[held.job.id] = held
         return replaced
+
+    def get(self, job_id: str) -> Held | None:
+        """The latest run of a job in our hands."""
+        return self._held.get(job_id)
 
     def drop(self, held: Held) -> None:
         """Lets a job go, unless its id stands for a later run by now."""

@@ -154,6 +154,7 @@ class Ends:
             kind = self.kinds(held.job, error, held.retry_policy)
             if kind != "permanent":
                 delay = self.delays(held.job, options, held.job.attempts_made + 1, error)
+                kind = "timeout" if held.timed_out and isinstance(error, TimeoutError) else kind
         traces = self._traces(held, options, error)
         if delay is None:
             return self.failed(held, options, reason_of(error), kind, traces)
@@ -166,12 +167,16 @@ class Ends:
         stacktrace = traces if traces is not None else encode_json(held.job.stacktrace(), "stacktrace")
         keep = options.keep_failed or self.rule_failed
         letter = Letter(self.dead_letters, dead_letter_opts(held.job, reason)) if kind in self.letters_of else None
-        forward = self._forward(held, "failed", reason)
+        forward = self._forward(held, "cancelled" if kind == "cancelled" else "failed", reason)
         return Failed(held.job.id, held.token, reason, stacktrace, keep, options.attempts, kind, letter, forward)
 
     def deferred(self, held: Held, options: RunOptions, reason: str) -> Outcome:
         """It was decided elsewhere that it must not run: its workers died too often, or a child of it failed."""
         return self.failed(held, options, reason, "crashed" if reason == STALLED_TOO_OFTEN else "unrecoverable")
+
+    def cancelled(self, held: Held, options: RunOptions, reason: str) -> Outcome:
+        """Somebody has cancelled it."""
+        return self.failed(held, options, reason, "cancelled")
 
     def skipped(self, held: Held, options: RunOptions, late: float) -> Outcome:
         """It is not run: its schedule skips what comes so many seconds late."""

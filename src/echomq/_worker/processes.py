@@ -128,6 +128,7 @@ class Processes:
                     return await child.run(held, message)
             except TimeoutError:
                 if deadline.expired():
+                    held.timed_out = True
                     raise TimeoutError(f"the run took longer than its timeout of {timeout:g} s") from None
                 raise
         finally:

@@ -115,6 +115,8 @@ class Pump:
         fresh_for: seconds after which the answer to a fetch must be confirmed before its jobs are run.
         failed_to_complete: the outcome of a job that returned but must not complete, because of its children.
         without_result: the outcome of a job whose own cannot be sent, with the reason; None if there is no other.
+        cancelled: the outcome of a job that somebody has cancelled, with the reason.
+        taken: called with the jobs of each fetch.
         stored: called with the outcomes that a call has stored, and the server's time.
         ready: set when the server has answered the first fetch.
         process: what the ids of its lanes begin with, or "".
@@ -138,6 +140,8 @@ class Pump:
         fresh_for: float,
         failed_to_complete: Callable[[Held, str], Outcome],
         without_result: Callable[[Held, Outcome, str], Outcome | None],
+        cancelled: Callable[[Held, str], Outcome],
+        taken: Callable[[list[Held]], None],
         stored: Callable[[list[Outcome], int | None], None],
         ready: asyncio.Event,
         process: str = "",
@@ -152,9 +156,9 @@ class Pump:
         self._metrics_points = metrics_points
         self._fair_share = FairShare(fair_share) if fair_share else None
         self._run = run
-        self._failed_to_complete = failed_to_complete
-        self._without_result = without_result
-        self._have_been_stored = stored
+        self._failed_to_complete, self._without_result = failed_to_complete, without_result
+        self._cancelled = cancelled
+        self._have_been_taken, self._have_been_stored = taken, stored
         self._ready = ready
         self._confirm = confirm
         self._fresh_for = fresh_for
@@ -171,7 +175,7 @@ class Pump:
         self._running = 0
         self._going_on: set[Held] = (
             set()
-        )  # timed out: their runs have ended, their threads not, and these keep their slots
+        )  # timed out or cancelled: their runs have ended, their threads not, and these keep their slots
         self._gate = Gate.OPEN
         self._closing = False
         self._empty = False
@@ -288,6 +292,8 @@ class Pump:
                 self._running -= 1
                 self._table.drop(one)
                 one.hold = Hold.ENDED
+            elif one.cancel_reason is not None:
+                self._end(one, self._cancelled(one, one.cancel_reason))
             else:
                 self._end(one, GivenBack(one.job.id, one.token, started=one.called))
         back, self._given_back = self._given_back or [], None
@@ -297,6 +303,19 @@ class Pump:
         self._wake_all()
         self._tell_idle()
         return going_on
+
+    def give_up(self, held: Held) -> None:
+        """Ends a cancelled job whose handler was told to stop, and goes on: that keeps its slot until it ends."""
+        if (
+            held.cancel_reason is None
+            or not held.calling
+            or held.task is None
+            or held.hold not in (Hold.RUNNING, Hold.STOPPED)
+        ):
+            return
+        if held.thread is None or held.thread.done():
+            held.thread = held.task
+        self._end(held, self._cancelled(held, held.cancel_reason))
 
     @property
     def handlers(self) -> int:
@@ -459,6 +478,10 @@ class Pump:
                 self._not_stored(held, outcome, codes.LOCK_GONE)
 
     def _not_stored(self, held: Held, outcome: Outcome, code: int | str) -> None:
+        reason = codes.cancels(code)
+        if reason is not None:  # somebody has cancelled it before this came: still ours, in active and locked
+            self._ended.append((held, self._cancelled(held, reason)))
+            return
         if isinstance(outcome, Completed) and code in (codes.PENDING_CHILDREN, codes.FAILED_CHILDREN):
             # Still ours, in active and locked: a job that cannot complete has failed, and says why.
             self._ended.append((held, self._failed_to_complete(held, codes.meaning(code))))
@@ -523,6 +546,7 @@ class Pump:
         for former in self._table.add(fetched):
             if former.hold is not Hold.ENDED:  # its lock had expired while we were away: its run is nobody's now
                 former.stop("LockLost: the job was fetched again", Hold.LOST)
+        self._have_been_taken(fetched)
         self._running += len(fetched)
         if lasting() - before > self._fresh_for:  # so old an answer may speak of locks that have expired
             await self._confirm()
@@ -652,16 +676,18 @@ class Pump:
         self._shares_changed()
 
     def _thread_goes_on(self, held: Held, thread: asyncio.Future[Any]) -> None:
-        """The run has ended, and its outcome counts; but a worker never has more threads than slots."""
+        """The run has ended, and its outcome counts; but a worker never has more handlers than slots."""
         self._going_on.add(held)
         thread.add_done_callback(lambda _: self._thread_has_ended(held))
         if not self._closing:
             logger.warning(
-                "job %s (%s) of queue %s has timed out, and its thread goes on: it keeps its slot until it ends (%d of %d slots "
+                "job %s (%s) of queue %s %s, and its %s goes on: it keeps its slot until it ends (%d of %d slots "
                 "are taken so), and what it still returns is discarded; look at job.cancelled in what takes long",
                 held.job.id,
                 held.job.name,
                 self._keys.queue,
+                "has timed out" if held.cancel_reason is None else "was cancelled",
+                "handler" if isinstance(thread, asyncio.Task) else "thread",
                 len(self._going_on),
                 self._slots,
                 extra=about(self._keys.queue, held.job.id, held.job.name),

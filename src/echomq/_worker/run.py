@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from echomq._log import about, logger
-from echomq._store.codec import RunOptions, StoredJob, too_late
+from echomq._store.codec import RunOptions, StoredJob, cancel_reason, too_late
 from echomq._store.finish import Failed, Outcome, Retry
 from echomq._worker.forked import leave_fork
 from echomq._worker.held import Held, Hold
@@ -51,15 +51,14 @@ class Runner:
             late = await self._advance(job) if b"rjk" in job.fields else None
             if held.hold in _NOT_OURS:
                 return None
-            if deferred is not None:
-                return self._deferred(held, options, deferred)
-            if options.expire_in is not None and (allowed := too_late(job, options)) is not None:
-                return self._not_run(held, options, f"not started within {allowed:.12g} s", "expired")
-            if late is not None:
-                return self._skipped(held, options, late)
+            prevented = self._prevented(held, options, deferred, late)
+            if prevented is not None:
+                return prevented
             value = await self._called(held)
         except asyncio.CancelledError as error:
-            if held.hold is Hold.STOPPED or (held.hold is Hold.RUNNING and self._all_cancelled()):
+            if held.cancel_reason is None and (
+                held.hold is Hold.STOPPED or (held.hold is Hold.RUNNING and self._all_cancelled())
+            ):
                 return self._ends.stopped(held)
             return self._raised(held, options, error)
         except GeneratorExit as error:
@@ -68,8 +67,28 @@ class Runner:
             return self._raised(held, options, error)
         except BaseException as error:  # SystemExit and the like are this job's outcome, never the worker's
             return self._raised(held, options, error)
+        return self._returned(held, options, value)
+
+    def _prevented(self, held: Held, options: RunOptions, deferred: bytes | None, late: float | None) -> Outcome | None:
+        """The outcome of a job whose handler is not to be called."""
+        job = held.job
+        if b"cancelRequested" in job.fields and held.cancel_reason is None:
+            held.cancel_reason = cancel_reason(job.fields[b"cancelRequested"])
+        if held.cancel_reason is not None:
+            return self._cancelled(held, options, held.cancel_reason)
+        if deferred is not None:
+            return self._deferred(held, options, deferred)
+        if options.expire_in is not None and (allowed := too_late(job, options)) is not None:
+            return self._not_run(held, options, f"not started within {allowed:.12g} s", "expired")
+        if late is not None:
+            return self._skipped(held, options, late)
+        return None
+
+    def _returned(self, held: Held, options: RunOptions, value: object) -> Outcome | None:
         if held.hold in _NOT_OURS:
             return None
+        if held.cancel_reason is not None:  # whatever it returned: who has cancelled it counts on that
+            return self._cancelled(held, options, held.cancel_reason)
         return self._ends.returned(held, options, value)
 
     def _skipped(self, held: Held, options: RunOptions, late: float) -> Outcome:
@@ -79,6 +98,10 @@ class Runner:
     def _not_run(self, held: Held, options: RunOptions, why: str, kind: FailureKind) -> Outcome:
         self._log(logging.ERROR, held, None, "failed for good: %s", why)
         return self._ends.failed(held, options, why, kind)
+
+    def _cancelled(self, held: Held, options: RunOptions, reason: str) -> Outcome:
+        self._log(logging.INFO, held, None, "ends as cancelled: %s", reason)
+        return self._ends.cancelled(held, options, reason)
 
     def _unreadable(self, held: Held, deferred: bytes | None, error: Exception) -> Outcome:
         if deferred is not None:
@@ -91,6 +114,7 @@ class Runner:
         return self._ends.deferred(held, options, why)
 
     async def _called(self, held: Held) -> Any:
+        held.calling = True
         try:
             value = await self._call(held)
         except BaseException as error:
@@ -102,6 +126,10 @@ class Runner:
     def _raised(self, held: Held, options: RunOptions, error: BaseException) -> Outcome | None:
         if held.hold in _NOT_OURS:
             return None
+        if held.cancel_reason is not None:
+            if not isinstance(error, asyncio.CancelledError):
+                self._log(logging.WARNING, held, error, "raised while it was cancelled")
+            return self._cancelled(held, options, held.cancel_reason)
         try:
             outcome = self._ends.raised(held, options, error)
         except BaseException:  # an error that does harm when it is looked at is still only this job's

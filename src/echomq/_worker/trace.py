@@ -81,8 +81,17 @@ class Tracer:
         if outcome is None:
             span.error("the job was another worker's by then, or given back: this run counts for nothing", error)
             return
-        end = _ENDS[type(outcome)]
-        state = end if not isinstance(outcome, Retry) else "delayed" if outcome.delay else "waiting"
+        is_cancelled = isinstance(outcome, Failed) and outcome.failure_kind == "cancelled"
+        end: RunEnd = "cancelled" if is_cancelled else _ENDS[type(outcome)]
+        state = (
+            "failed"
+            if is_cancelled
+            else end
+            if not isinstance(outcome, Retry)
+            else "delayed"
+            if outcome.delay
+            else "waiting"
+        )
         counts = isinstance(outcome, (Completed, Failed, Retry))
         span.set({STATE: state, "bullmq.job.attempts.made": held.job.attempts_made + counts})
         if isinstance(outcome, Completed):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from echomq import BrokenKey, InvalidOption, Job, JobFailed
+from echomq import BrokenKey, InvalidOption, Job, JobCancelled, JobFailed, StateError
 from echomq.cli import _text
 from echomq.cli._shell import JobId, QueueName, Shell, Yes, command, moment_option, seconds_option, utc
 
@@ -20,7 +20,7 @@ app: typer.Typer = typer.Typer(
     name="job",
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Look at jobs; add, retry, promote, remove, wait for one.",
+    help="Look at jobs; add, retry, promote, cancel, remove, wait for one.",
 )
 
 _MOST_SHOWN: Final = 4_000
@@ -175,6 +175,28 @@ async def retry(
 
 
 @command(app)
+async def cancel(
+    shell: Shell,
+    queue: QueueName,
+    job_id: JobId,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for whoever waits for it or looks at it.")] = "",
+) -> None:
+    """Cancel a job: it fails, and is not run again. One that is being run is told to stop.
+
+    Exit code 1: it has ended. 3: it is not there.
+    """
+    job = await shell.job(queue, job_id)
+    if not await job.cancel(reason):
+        raise StateError(f"job {job.id!r} of queue {queue!r} is not cancelled: it has ended already")
+    now = await job.refresh()
+    ended = now is not None and now.state == "failed"
+    shell.answer(
+        {"queue": queue, "id": job.id, "ended": ended},
+        f"{_text.harmless(job.id)}: " + ("cancelled" if ended else "is being run; its worker is told to stop"),
+    )
+
+
+@command(app)
 async def promote(shell: Shell, queue: QueueName, job_id: JobId) -> None:
     """Let a delayed job run now.
 
@@ -250,7 +272,8 @@ async def wait(shell: Shell, queue: QueueName, job_id: JobId) -> None:
         result = await job.result(timeout=shell.timeout)
     except JobFailed as error:
         if shell.as_json:
-            shell.print_json({"queue": queue, "id": job.id, "status": "failed", "reason": error.reason})
+            status = "cancelled" if isinstance(error, JobCancelled) else "failed"
+            shell.print_json({"queue": queue, "id": job.id, "status": status, "reason": error.reason})
         raise
     if shell.as_json:
         shell.print_json({"queue": queue, "id": job.id, "status": "completed", "result": result})

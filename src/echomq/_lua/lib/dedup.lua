@@ -37,7 +37,7 @@ function M.look_next(q, found)
 end
 
 --- The job is completed or failed for good: its deduplication id is free again, unless it has a time of its own.
-function M.release(found, job_id)
+local function release(found, job_id)
   local ttl = redis.call("PTTL", found.key)
   if ttl == 0 or (ttl == -1 and found.owner == job_id) then
     redis.call("DEL", found.key)
@@ -89,6 +89,16 @@ function M.add_next(q, found, job_id, deid, now, now_text)
   end
   redis.call("DEL", found.next_key)
   return kind
+end
+
+--- Both: the id is freed, and what was to run after this job is added. Returns "runnable", "delayed" or nil.
+function M.pass_on(q, found, job_id, deid, now, now_text)
+  release(found, job_id)
+  local placed = M.add_next(q, found, job_id, deid, now, now_text)
+  if placed == "delayed" then
+    place.mark_delayed(q.delayed, q.marker)
+  end
+  return placed
 end
 
 return M

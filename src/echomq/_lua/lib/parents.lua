@@ -54,6 +54,17 @@ function M.look(parent_key, child_key, base)
   return M.look_at(parent_key, its_base, id)
 end
 
+--- What the failure of a child does to its parent, by the child's own options: fpof, cpof, idof, rdof, or nil.
+function M.policy_of(child_key)
+  local text = redis.call("HGET", child_key, "parent")
+  local readable, flags = pcall(cjson.decode, text or "{}")
+  if not readable or type(flags) ~= "table" then
+    return nil   -- no policy that one could read: the job must end all the same
+  end
+  return flags.fpof == true and "fpof" or flags.cpof == true and "cpof" or flags.idof == true and "idof"
+    or flags.rdof == true and "rdof" or nil
+end
+
 --- Out of waiting-children and to where it runs. The caller knows that it sits there no more.
 local function place_released(parent, delay, now)
   local q, id = parent.q, parent.id

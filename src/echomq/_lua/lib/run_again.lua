@@ -5,9 +5,10 @@ local M = {}
 --- The end that it had goes; the tracebacks of its runs stay.
 function M.forget_end(key, from)
   if from == "completed" then
-    redis.call("HDEL", key, "finishedOn", "processedOn", "returnvalue", "resultError", "skipped")
+    redis.call("HDEL", key, "finishedOn", "processedOn", "returnvalue", "resultError", "skipped",
+      "cancelRequested")
   else
-    redis.call("HDEL", key, "finishedOn", "processedOn", "failedReason", "failureKind")
+    redis.call("HDEL", key, "finishedOn", "processedOn", "failedReason", "failureKind", "cancelRequested")
   end
 end
 

@@ -24,7 +24,7 @@
 --- @rest
 --- @use clock check queue_meta paused_list neighbours fetching place promotion leaving parents dedup retention metrics job_keys dead_letter event_log forward
 --- @lane custom
---- @returns now, a code for each outcome (0 and above: done; a text: BROKEN, why nothing changed, or STORED, but what was left undone), flags, milliseconds of a rate limit, next due time, ids without a job to run, then id and hash of each job
+--- @returns now, a code for each outcome (0 and above: done; a text: BROKEN, why nothing changed; CANCEL, the reason for which it is to end as cancelled, and nothing changed; or STORED, but what was left undone), flags, milliseconds of a rate limit, next due time, ids without a job to run, then id and hash of each job
 
 -- An outcome is six arguments: kind, id, token, value, retention rule, more (packed, or "").
 --   completed  value: the result as JSON            more.fields, more.said, more.forward
@@ -109,7 +109,7 @@ end
 local said_bytes = 0   -- that values take in the events
 
 --- Decorates an ended job, or removes it; then says so.
-local function store_end(target, job_id, key, rule, value_field, value, made, parent, fields)
+local function store_end(target, job_id, key, rule, value_field, value, made, parent, fields, is_cancelled)
   if rule.count == 0 then
     job_keys.delete(key)
     if parent and target == "failed" then
@@ -125,6 +125,9 @@ local function store_end(target, job_id, key, rule, value_field, value, made, pa
   elseif #value > event_log.LARGEST and target == "completed" and rule.count ~= 0 then   -- ours: the job alone has it
     redis.pcall("XADD", events, "*", "event", target, "jobId", job_id, value_field, "null", "prev", "active",
       "resultBytes", place.whole(#value))
+  elseif is_cancelled then   -- ours: who waits for the result is told why it failed
+    redis.pcall("XADD", events, "*", "event", target, "jobId", job_id, value_field, value, "prev", "active",
+      "failureKind", "cancelled")
   else
     said_bytes = said_bytes + #value
     redis.pcall("XADD", events, "*", "event", target, "jobId", job_id, value_field, value, "prev", "active")
@@ -147,7 +150,7 @@ end
 local function finish(kind, job_id, job_token, value, index, rule, fields, attempts, said, letter, way)
   local key = base .. job_id
   undone = nil
-  local job = check.fields(key, "name", "atm", "parentKey", "deid", "attemptsMade")
+  local job = check.fields(key, "name", "atm", "parentKey", "deid", "attemptsMade", "cancelRequested")
   if not job[1] and redis.call("EXISTS", key) == 0 then
     return -1
   end
@@ -164,17 +167,12 @@ local function finish(kind, job_id, job_token, value, index, rule, fields, attem
   if owned ~= 0 then
     return owned
   end
-  local parent = job[3] and look_aside("its parent " .. job[3] .. " was not told", parents.look, job[3], key, base)
-  local policy
-  if parent and kind == "failed" then
-    local text = redis.call("HGET", key, "parent")
-    local readable, flags = pcall(cjson.decode, text or "{}")
-    if not readable or type(flags) ~= "table" then
-      flags = {}   -- no policy that one could read: the job must end all the same
-    end
-    policy = flags.fpof == true and "fpof" or flags.cpof == true and "cpof" or flags.idof == true and "idof"
-      or flags.rdof == true and "rdof" or nil
+  local is_cancelled = said and said[1] == "cancelled"
+  if job[6] and not is_cancelled then
+    return "CANCEL " .. job[6]
   end
+  local parent = job[3] and look_aside("its parent " .. job[3] .. " was not told", parents.look, job[3], key, base)
+  local policy = parent and kind == "failed" and parents.policy_of(key)
   local unique = job[4] and look_aside("deduplication id " .. job[4] .. " was not freed", dedup.look, q, job[4])
   if unique then
     look_aside("the next job of deduplication id " .. job[4] .. " was not added", dedup.look_next, q, unique)
@@ -199,12 +197,8 @@ local function finish(kind, job_id, job_token, value, index, rule, fields, attem
     store_members()   -- the parent may be one of them, and a failed parent is left alone
   end
   if unique then
-    dedup.release(unique, job_id)
-    local placed = dedup.add_next(q, unique, job_id, job[4], now, now_text)
+    local placed = dedup.pass_on(q, unique, job_id, job[4], now, now_text)
     runnable = runnable or placed == "runnable"
-    if placed == "delayed" then
-      place.mark_delayed(delayed, marker)
-    end
     has_children = has_children or unique.payload ~= nil
   end
   if dead then
@@ -226,11 +220,11 @@ local function finish(kind, job_id, job_token, value, index, rule, fields, attem
     if parent then
       parents.child_failed(parent, policy, key, value, now, now_text)
     end
-    store_end("failed", job_id, key, rule, "failedReason", value, place.whole(count_made), parent)
+    store_end("failed", job_id, key, rule, "failedReason", value, place.whole(count_made), parent, nil, is_cancelled)
     if rule.count ~= 0 then
-      redis.call("HDEL", key, "defa")
+      redis.call("HDEL", key, "defa", "cancelRequested")
     end
-    if count_made >= attempts then
+    if count_made >= attempts and not is_cancelled then
       redis.pcall("XADD", events, "*", "event", "retries-exhausted", "jobId", job_id, "attemptsMade",
         place.whole(count_made))
     end
@@ -242,13 +236,16 @@ end
 --- Out of active and to where it waits: retry, delayed, wait, back.
 local function put_back(kind, job_id, job_token, value, index, more)
   local key = base .. job_id
-  local job = check.fields(key, "name", "atm", "priority", "ats", "attemptsMade")
+  local job = check.fields(key, "name", "atm", "priority", "ats", "attemptsMade", "cancelRequested")
   if not job[1] and redis.call("EXISTS", key) == 0 then
     return -1
   end
   local owned = leaving.owned(state, index, job_id, job_token)
   if owned ~= 0 then
     return owned
+  end
+  if job[6] and kind ~= "back" then   -- it would run again, and is not to
+    return "CANCEL " .. job[6]
   end
   local priority = place.priority(job[3])
   local made = place.whole(place.count(job[2] or job[5]) + 1)

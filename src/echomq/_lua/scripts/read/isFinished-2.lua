@@ -3,13 +3,13 @@
 --- @key failed
 --- @rest
 --- @use check
---- @returns for each id: -1 (no such job), 0 (not ended), 1 with its result and why that could not be stored (or nil), or 2 with its reason; then the last entry of the event log
+--- @returns for each id: -1 (no such job), 0 (not ended), 1 with its result and why that could not be stored (or nil), or 2 with its reason and, if it was cancelled, that word; then the last entry of the event log
 
 local answers = {}
 for at = rest, #ARGV do
   local id = ARGV[at]
   local key = base .. id
-  local job = redis.pcall("HMGET", key, "returnvalue", "resultError", "failedReason", "name")
+  local job = redis.pcall("HMGET", key, "returnvalue", "resultError", "failedReason", "name", "failureKind")
   local answer
   if job.err then   -- no hash; a fetch that met it has put it into failed
     job = { false, false, "the key of this job is not a hash" }
@@ -19,7 +19,7 @@ for at = rest, #ARGV do
   elseif check.read("sorted set", "ZSCORE", completed, id) then
     answer = { 1, job[1], job[2] }
   elseif check.read("sorted set", "ZSCORE", failed, id) then
-    answer = { 2, job[3] }
+    answer = { 2, job[3], job[5] == "cancelled" and job[5] or nil }
   else
     answer = { 0 }
   end
