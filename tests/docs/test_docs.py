@@ -1,7 +1,8 @@
 """The documentation is true as far as a program can tell: links lead somewhere, excerpts stand in the scripts, programs run.
 
 A comment before a block of Python says that it is a whole program, to be run: ``<!-- run -->``, ``<!-- run: name.py -->`` if
-a later one imports it, ``<!-- run with a worker: module:app -->``. The programs of a page share a folder and run in order.
+a later one imports it, ``<!-- run with a worker: module:app -->``, ``<!-- run beside its worker: module:app -->`` if it is
+that module itself. The programs of a page share a folder and run in order.
 Any other block of Python must compile, and what it imports must be there. All pass mypy's strict checks.
 """
 
@@ -154,6 +155,12 @@ def test_python_blocks_have_right_types(tmp_path: Path) -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
+def test_the_first_program_is_short() -> None:
+    first = next(blocks(ROOT / "README.md", "python"))
+    assert first.mark is not None
+    assert len(first.text.splitlines()) <= 15
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_proofs_that_are_named_exist(page: Path) -> None:
     for block in blocks(page, "sh"):
@@ -172,11 +179,12 @@ def test_programs_run(page: Path, tmp_path: Path) -> None:
         for number, block in enumerate(block for block in blocks(page, "python") if block.mark):
             assert block.mark is not None
             how, _, what = block.mark.partition(": ")
-            file = tmp_path / (what if how == "run" and what else f"program_{number}.py")
+            own = {"run": what, "run beside its worker": f"{what.partition(':')[0]}.py"}.get(how)
+            file = tmp_path / (own or f"program_{number}.py")
             file.write_text(block.text, "utf-8")
             servers |= set(re.findall(r"embedded://([\w-]+)", block.text)) - {"memory"}
             command = [sys.executable, "-W", "error", str(file)]
-            if how == "run with a worker":
+            if how in ("run with a worker", "run beside its worker"):
                 _run_beside_a_worker(command, what, tmp_path, environment)
             else:
                 assert how == "run", f"unknown mark {block.mark!r}"
