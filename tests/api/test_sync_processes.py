@@ -36,7 +36,7 @@ def ended(pid):
 def run(program: str, url: str, timeout: float = 40) -> str:
     """Runs a program as a reader would, with all warnings as errors; gives what it printed."""
     ran = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", BEGIN + textwrap.dedent(program), url],
+        [sys.executable, "-W", "error", "-c", BEGIN + textwrap.dedent(program), url],
         capture_output=True,
         text=True,
         timeout=timeout,

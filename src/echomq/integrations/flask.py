@@ -32,7 +32,8 @@ class FlaskEchoMQ(EchoMQ):
     """An app as a Flask extension: made where its tasks are, and given its server by ``init_app``.
 
     Its tasks run in the context of the Flask application, so that ``current_app`` and what other extensions keep there are at
-    hand, and each job's context is torn down when it has ended. Views enqueue with ``task.sync.enqueue(…)``.
+    hand, and each job's context is torn down when it has ended; those with ``process=True`` do not. Views enqueue with
+    ``task.sync.enqueue(…)``.
 
     Configuration, read by ``init_app``:
 
@@ -91,6 +92,8 @@ class FlaskEchoMQ(EchoMQ):
 
     def _route(self, job: Job[Any]) -> Call:
         call = super()._route(job)
+        if call.process:  # there the task makes an application of its own, if it needs one
+            return call
         return msgspec.structs.replace(call, function=self._in_context(call.function))
 
     def _in_context(self, function: Callable[[], Any]) -> Callable[[], Any]:
