@@ -5,7 +5,9 @@ The locks last half a minute, so whatever runs again within seconds was given ba
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -17,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from echomq import Queue, Worker
+from echomq import JobSpec, Queue, Worker
 from echomq._lua.loader import script
 from tests.chaos.rig import BASE, QUEUE, Runs, assert_sound, completed, lines
 from tests.support.proxy import Proxy, needle
@@ -60,6 +62,7 @@ class Supervised:
     def __init__(self, folder: Path, url: str) -> None:
         self.report, self.log = folder / "report", folder / "log"
         self._ready = folder / "ready"
+        self._ready.unlink(missing_ok=True)
         (folder / "program.py").write_text(PROGRAM)
         guard = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
         words = ["worker", "program:worker", "--processes=2", f"--ready-file={self._ready}"]
@@ -252,3 +255,39 @@ async def test_a_job_that_is_longer_than_the_grace_time_runs_elsewhere(
         await completed(queue, 1)
     assert runs.started[0][2] - ended < AT_ONCE
     assert_sound(server, jobs=1, ended=[job.id], starts=2, stalls=0)
+
+
+async def kill_at_random(start: Start, queue: Queue, server: Server, *, jobs: int, kills: int, seed: int) -> None:
+    """Processes are killed at any moment while jobs flow. Nothing waits for a lock to expire, is lost, or ends twice."""
+    chance = random.Random(seed)
+    group = start(server.url)
+    await group.ready()
+    began = time.monotonic()
+    await queue.add_bulk(
+        [JobSpec("work", {"seconds": chance.choice((0, 0.01, 0.05)), "times": 99}) for _ in range(jobs)]
+    )
+    for number in range(kills):
+        enough = jobs * (number + 1) // (kills + 1)
+        await wait_until(lambda: sum(line["what"] == "end" for line in lines(group.report)) >= enough, 60)  # noqa: B023
+        await asyncio.sleep(chance.uniform(0, 0.05))
+        await wait_until(group.children)
+        kill(chance.choice(group.children()))
+    await completed(queue, jobs, 25)
+    assert time.monotonic() - began < 29, "a lock may have expired"
+    assert await group.end() in (0, 137)
+    assert_sound(
+        server, jobs=jobs, ended=[str(number) for number in range(1, jobs + 1)], starts=kills + 1, stalls=kills
+    )
+
+
+async def test_at_any_moment(start: Start, queue: Queue, server: Server) -> None:
+    await kill_at_random(start, queue, server, jobs=200, kills=4, seed=1)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(1800)
+async def test_at_any_moment_for_long(start: Start, queue: Queue, server: Server, report: Path) -> None:
+    for seed in range(20):
+        server.flush()
+        (report.parent / "report").unlink(missing_ok=True)
+        await kill_at_random(start, queue, server, jobs=300, kills=5, seed=seed)

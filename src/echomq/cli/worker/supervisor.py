@@ -251,7 +251,10 @@ class Supervisor:
         )
         try:
             while line := await reader.readline():
-                child.hear(msgspec.json.decode(line, type=ProcessState))
+                try:
+                    child.hear(msgspec.json.decode(line, type=ProcessState))
+                except msgspec.DecodeError:  # what a handler forks may write there too; the next line comes in a second
+                    continue
                 self._look()
         finally:
             pipe.close()
