@@ -4,6 +4,7 @@ Two front doors: tasks (``EchoMQ``, ``@app.task``, ``enqueue``) and the objects 
 Programs without an event loop have the same calls without ``await``: ``app.sync``, ``task.sync``, ``SyncQueue``.
 """
 
+from echomq._injection import Inject
 from echomq._version import __version__
 from echomq.app import EchoMQ
 from echomq.connection import Connection
@@ -41,6 +42,7 @@ from echomq.errors import (
 from echomq.event_types import Event
 from echomq.events import QueueEvents
 from echomq.job import Job
+from echomq.middleware import CallNext, Middleware, RunOutcome
 from echomq.models import (
     CurrentJob,
     DeadLetter,
@@ -75,6 +77,7 @@ __all__ = [
     "BrokenKey",
     "BulkAddError",
     "Call",
+    "CallNext",
     "Connection",
     "ConnectionLost",
     "Cron",
@@ -90,6 +93,7 @@ __all__ = [
     "Explanation",
     "FailureKind",
     "Healed",
+    "Inject",
     "InvalidOption",
     "Job",
     "JobCancelled",
@@ -108,6 +112,7 @@ __all__ = [
     "Logs",
     "MetricsPoint",
     "MetricsSeries",
+    "Middleware",
     "OutcomesNotStored",
     "Page",
     "Parent",
@@ -126,6 +131,7 @@ __all__ = [
     "ResultUnavailable",
     "RetryLater",
     "RetryPolicy",
+    "RunOutcome",
     "ScheduleInfo",
     "ServerError",
     "ServerUnavailable",

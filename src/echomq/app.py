@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar, overload
 
 from echomq._in_process import InProcess
+from echomq._injection import Provider, Scope
+from echomq._lifespan import Lifecycle, Lifespan
 from echomq._log import about, logger
 from echomq._payloads import CodecOption, Payloads, wrapped_steps
 from echomq._telemetry import Guard, TelemetryOption
 from echomq.connection import Connection
-from echomq.errors import BulkAddError, InvalidOption, LifespanFailed, RetryLater, Unrecoverable
+from echomq.errors import BulkAddError, InvalidOption, RetryLater, Unrecoverable
 from echomq.job import Job
-from echomq.lifespan import Lifecycle, Lifespan
+from echomq.middleware import Middleware, checked_middleware, enqueue_chain
 from echomq.options import MAX_BYTES, Extra, JobSpec, check_extra, check_max_bytes, check_whole, shown
 from echomq.queue import Queue, encoded
 from echomq.slots import SharedSlots
@@ -25,6 +27,8 @@ from echomq.sync import SyncEchoMQ
 from echomq.task import Place, Task
 from echomq.tasks import TaskMaker, Tasks
 from echomq.worker import Call, Worker
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 UNKNOWN_TASK_DELAY = 30.0
 UNKNOWN_TASK_PATIENCE = 24 * 3600.0
@@ -44,6 +48,7 @@ class EchoMQ(TaskMaker):
             and a line in the log says so; ``"forbid"``: the job fails (docs/typed-data.md). A task may say otherwise.
         max_bytes: how many bytes the data of a job, or its result, may take; as for ``Queue``.
         codec: how data and results are stored: compressed, encrypted, elsewhere; as for ``Queue``.
+        middleware: what stands around the jobs of its tasks, the outermost first.
 
     Example:
         >>> app = EchoMQ("embedded://school")
@@ -62,6 +67,7 @@ class EchoMQ(TaskMaker):
         extra: Extra = "ignore",
         max_bytes: int | None = MAX_BYTES,
         codec: CodecOption = None,
+        middleware: Iterable[Middleware] = (),
     ) -> None:
         Guard.of(telemetry)  # refused here, if it is none
         self.extra: Extra = check_extra(extra)
@@ -69,6 +75,8 @@ class EchoMQ(TaskMaker):
         self._payloads = Payloads.of(codec)
         self._telemetry = telemetry
         super().__init__(Place(self), {})
+        self._middleware = checked_middleware(middleware)
+        self._on_enqueue = enqueue_chain(self._middleware)
         self._connection = Connection.of(connection)
         self._prefix = prefix
         self._hash_tag = hash_tag
@@ -101,6 +109,11 @@ class EchoMQ(TaskMaker):
     def sync(self) -> SyncEchoMQ:
         """The same app for programs without an event loop, such as scripts: its calls without ``await`` (docs/sync.md)."""
         return SyncEchoMQ(self)
+
+    @property
+    def middleware(self) -> list[Middleware]:
+        """What stands around the jobs of its tasks, the outermost first."""
+        return list(self._middleware)
 
     @property
     def tasks(self) -> dict[str, Task[Any, Any]]:
@@ -182,7 +195,47 @@ class EchoMQ(TaskMaker):
         self._lifecycle.add(function)
         return function
 
-    def running(self) -> AbstractAsyncContextManager[None]:
+    @overload
+    def provide(self, function: F, /) -> F: ...
+    @overload
+    def provide(self, *, scope: Scope) -> Callable[[F], F]: ...
+
+    def provide(self, function: Callable[..., Any] | None = None, *, scope: Scope = "job") -> Any:
+        """Says how a value is made that tasks and other providers want by ``= Inject()``: by the type that is returned.
+
+        A plain function or ``async def`` that returns it; or a generator that yields it once, and takes it back after that. A
+        generator of scope ``"job"`` sees the error of a run that has failed. Its own parameters may be injected, too.
+
+        Those of scope ``"process"`` are called in the event loop before the workers take jobs, after ``lifespan``. Those of scope
+        ``"job"`` are called where the function runs: in its thread, if it is a plain one. ``async`` ones are called in the event
+        loop.
+
+        Args:
+            function: its return annotation names the type; ``Annotated[Database, "replica"]`` is another than ``Database``.
+            scope: ``"job"``, a value for each run; or ``"process"``, one for all.
+
+        Raises:
+            InvalidOption: it is no such function. What is missing or goes in a circle is told when workers start.
+
+        Example:
+            >>> @app.provide(scope="process")
+            ... async def pool() -> AsyncIterator[Pool]:
+            ...     async with create_pool() as made:
+            ...         yield made
+            >>> @app.provide
+            ... async def session(pool: Pool = Inject()) -> AsyncIterator[Session]:
+            ...     async with pool.session() as made:
+            ...         yield made
+        """
+
+        def provide(given: F) -> F:
+            self._lifecycle.providers.add(Provider(given, scope))
+            return given
+
+        return provide if function is None else provide(function)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
         """What surrounds the workers of this app: its ``lifespan`` is started for the first that enters, stopped after the last.
 
         It is one for each event loop. Workers of the app enter it by themselves; enter it, too, to keep it while they come and
@@ -196,7 +249,8 @@ class EchoMQ(TaskMaker):
             ...     await app.worker("mail").run_until_drained()
             ...     await app.worker("reports").run_until_drained()
         """
-        return self._lifecycle.running()
+        async with self._lifecycle.running():
+            yield
 
     def queue(self, name: str, *, max_size: int | None = None) -> Queue:
         """The queue of this name; always the same object.
@@ -293,11 +347,10 @@ class EchoMQ(TaskMaker):
                 for worker in workers:
                     group.create_task(worker.run())
         except ExceptionGroup as errors:
-            failed, others = errors.split(LifespanFailed)
-            if failed is None or others is not None:
+            first = errors.exceptions[0]
+            if any(error is not first for error in errors.exceptions):
                 raise
-            first = _first_of(failed)  # it is one for all of them
-            raise first from first.__cause__
+            raise first from first.__cause__  # one for all of them: the app itself could not be started, say
 
     async def close(self) -> None:
         """Closes its queues, and with the last of them the sockets. Workers stop by themselves or by being cancelled.
@@ -323,6 +376,14 @@ class EchoMQ(TaskMaker):
         self._tasks[task.name] = task
         if task.results_queue is not None:
             self._results[task.name] = task.results_queue
+
+    def _on_the_way(self, spec: JobSpec) -> JobSpec:
+        """A job that a task has made, as its middleware wants it."""
+        for change in self._on_enqueue:
+            spec = change(spec)
+            if not isinstance(spec, JobSpec):
+                raise InvalidOption(f"on_enqueue of a middleware gave {shown(spec)}: must give a JobSpec")
+        return spec
 
     def _task_of_spec(self, position: int, spec: JobSpec) -> Task[Any, Any]:
         if not isinstance(spec, JobSpec):
@@ -445,8 +506,3 @@ def _shared(
             f"weights={shown(weights)}: {strange[0]!r} is none of the queues: {', '.join(map(repr, names))}"
         )
     return slots
-
-
-def _first_of(failed: ExceptionGroup[LifespanFailed]) -> LifespanFailed:
-    first = failed.exceptions[0]
-    return _first_of(first) if isinstance(first, ExceptionGroup) else first

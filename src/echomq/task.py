@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Set
 from datetime import datetime
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Self, TypeVar, cast
 
 import msgspec
 
@@ -47,6 +47,17 @@ _LOG_EVERY = 60.0
 _OPTIONS = frozenset(JobSpec.__struct_fields__) - {"name", "data"}
 
 
+class Injected:
+    """The type of ``INJECTED``."""
+
+    def __repr__(self) -> str:
+        return "Inject()"
+
+
+INJECTED: Final = Injected()
+"""The default of a parameter that is injected when a job runs: what ``Inject()`` gives."""
+
+
 class Place:
     """Where tasks belong.
 
@@ -58,8 +69,8 @@ class Place:
     __slots__ = ("app", "prefix")
 
     def __init__(self, app: EchoMQ | None = None, prefix: str = "") -> None:
-        self.app = app
-        self.prefix = prefix
+        self.app: EchoMQ | None = app
+        self.prefix: str = prefix
 
 
 class Task(Generic[P, R]):
@@ -73,6 +84,7 @@ class Task(Generic[P, R]):
         retry_policy: which of its errors are worth another attempt; None: the worker decides.
         results_queue: which queue is told how its jobs end; None: the worker decides.
         extra: what becomes of a job whose data have more than its arguments; None: as its app says.
+        injected: the names of its parameters that providers of the app give it.
 
     Example:
         >>> job = await enroll.enqueue(7, course="redis")
@@ -114,7 +126,8 @@ class Task(Generic[P, R]):
         self._extra_logged = -_LOG_EVERY
         self._options = options
         JobSpec(name, **options)  # wrong options are refused where they are written
-        self._signature = _signature_of(function, name, pass_job)
+        self.injected: tuple[str, ...]
+        self._signature, self.injected = _signature_of(function, name, pass_job)
         if annotations is None:
             annotations = _Annotations(function, name, {*self._signature.parameters, "return"})
         self._annotations = annotations
@@ -265,6 +278,8 @@ class Task(Generic[P, R]):
         Example:
             >>> await app.enqueue_all(enroll.spec(learner, "redis") for learner in learners)
         """
+        if self.injected:
+            self._refuse_injected(kwargs)
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -282,7 +297,9 @@ class Task(Generic[P, R]):
         for parameter in self._options.get("unique_by") or ():
             if parameter not in data and parameter in self._signature.parameters:  # left out is the same as its default
                 data[parameter] = self._signature.parameters[parameter].default
-        return JobSpec(self.name, data, **self._options)
+        spec = JobSpec(self.name, data, **self._options)
+        app = self._place.app
+        return spec if app is None or not app._on_enqueue else app._on_the_way(spec)
 
     def arguments(self, data: Any, *, show: bool = True) -> dict[str, Any]:
         """A job's data as the function's arguments, turned into the annotated types.
@@ -297,6 +314,9 @@ class Task(Generic[P, R]):
         if not isinstance(data, dict):
             found = f"{data!r:.80}" if show else f"a {type(data).__name__}"
             raise Unrecoverable(f"task {self.name!r} takes an object of named arguments; the job's data is {found}")
+        if self.injected and not data.keys().isdisjoint(self.injected):
+            names = ", ".join(name for name in self.injected if name in data)
+            raise Unrecoverable(f"the job's data does not fit task {self.name!r}: {names} is injected, and no argument")
         readers = self._readers
         converted: dict[str, Any] = {}
         more: list[str] = []
@@ -366,6 +386,25 @@ class Task(Generic[P, R]):
                 names,
             )
 
+    def _refuse_injected(self, kwargs: Mapping[str, Any]) -> None:
+        for name in self.injected:
+            if name in kwargs:
+                raise TypeError(f"task {self.name!r}: {name} is injected when a job runs; leave it out")
+
+    def _check_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """For who calls the function: nobody injects anything then."""
+        try:
+            given = inspect.signature(self.function).bind(*args, **kwargs).arguments
+        except TypeError:
+            return  # the call itself says so
+        missing = [name for name in self.injected if name not in given]
+        if missing:
+            written = ", ".join(f"{name}=…" for name in missing)
+            raise TypeError(
+                f"task {self.name!r}: {', '.join(missing)} is injected only when a job runs; to call the function yourself give "
+                f"{written}"
+            )
+
     def _hint(self, kwargs: Mapping[str, Any]) -> str:
         """For who gives options of the job among the arguments of the function."""
         options = [name for name in kwargs if name in _OPTIONS and name not in self._signature.parameters]
@@ -428,6 +467,8 @@ class AsyncTask(Task[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Runs the function here and now, as ever. No queue is involved."""
+        if self.injected:
+            self._check_call(args, kwargs)
         made: Coroutine[Any, Any, R] = self.function(*args, **kwargs)
         return made
 
@@ -437,6 +478,8 @@ class PlainTask(Task[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the function here and now, as ever. No queue is involved."""
+        if self.injected:
+            self._check_call(args, kwargs)
         value: R = self.function(*args, **kwargs)
         return value
 
@@ -474,7 +517,8 @@ def _names_id(deduplication: Any) -> bool:
     return deduplication is not None and (not isinstance(deduplication, Deduplication) or deduplication.id is not None)
 
 
-def _signature_of(function: Callable[..., Any], name: str, pass_job: bool) -> inspect.Signature:
+def _signature_of(function: Callable[..., Any], name: str, pass_job: bool) -> tuple[inspect.Signature, tuple[str, ...]]:
+    """What a job's data can hold, and the names of the parameters that are injected."""
     if isinstance(function, type) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidOption(f"task {name!r}: {function!r} must be a function that returns, not a class or a generator")
     signature = inspect.signature(function)
@@ -489,7 +533,17 @@ def _signature_of(function: Callable[..., Any], name: str, pass_job: bool) -> in
                 f"task {name!r}: argument {parameter} has no name that a job's data could carry; "
                 "make it a named argument"
             )
-    return signature.replace(parameters=parameters)
+    injected = [parameter for parameter in parameters if parameter.default is INJECTED]
+    if not injected:
+        return signature.replace(parameters=parameters), ()
+    own = [parameter for parameter in parameters if parameter.default is not INJECTED]
+    for parameter in own:
+        before = parameters[: parameters.index(parameter)]
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and any(one.default is INJECTED for one in before):
+            raise InvalidOption(
+                f"task {name!r}: {parameter.name} stands after a parameter that is injected; let those with Inject() stand last"
+            )
+    return signature.replace(parameters=own), tuple(parameter.name for parameter in injected)
 
 
 class _Annotations:
@@ -502,7 +556,7 @@ class _Annotations:
     """
 
     def __init__(self, function: Callable[..., Any], task: str, wanted: Set[str]) -> None:
-        self._function = _annotated(function)
+        self._function = annotated(function)
         self._task = task
         self._wanted = wanted
 
@@ -535,7 +589,7 @@ class _Annotations:
         return found
 
 
-def _annotated(function: Callable[..., Any]) -> Callable[..., Any]:
+def annotated(function: Callable[..., Any]) -> Callable[..., Any]:
     """What has the annotations: behind ``partial``, and in the class of an object that can be called."""
     while isinstance(function, functools.partial):
         function = function.func

@@ -19,6 +19,7 @@ from echomq._payloads import CodecOption, Payloads
 from echomq._redis.client import Link
 from echomq._redis.heartbeat import HeartbeatLink
 from echomq._store.call import Lane, Patience, opened
+from echomq._store.codec import decode_json
 from echomq._store.forward import Destination
 from echomq._store.home import Home
 from echomq._store.keep import take_from_dead
@@ -29,6 +30,7 @@ from echomq._telemetry import Guard, TelemetryOption
 from echomq._worker.crew import Crew, Plan
 from echomq._worker.executors import Threads, is_async, loading
 from echomq._worker.held import Held
+from echomq._worker.outcome import Encoded
 from echomq._worker.payloads import Decoded
 from echomq._worker.presence import worker_name
 from echomq._worker.processes import Processes
@@ -96,6 +98,8 @@ class Call(msgspec.Struct, frozen=True):
             by its name: it is one at the top of a module, or a ``functools.partial`` of one, with values that can be pickled;
             so is ``misfit``. In it ``current_job()`` is the job (docs/executors.md).
         max_bytes: how many bytes its result may take; None: the worker's number holds.
+        around: called in the event loop in place of the function, with what calls that and gives its result; None: nothing stands
+            around it.
     """
 
     function: Callable[[], Any]
@@ -104,6 +108,7 @@ class Call(msgspec.Struct, frozen=True):
     retry_policy: RetryPolicy | None = None
     process: bool = False
     max_bytes: int | None = None
+    around: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]] | None = None
 
 
 Route = Callable[[Job[Any]], Call]
@@ -250,7 +255,7 @@ class Worker:
         self._route = route
         self._results = self._checked_results(results_queue)
         self._results_of_tasks: Mapping[str, str | Queue] = {}  # an app's tasks may have their own
-        self._around: Callable[[], AbstractAsyncContextManager[None]] | None = (
+        self._around: Callable[[], AbstractAsyncContextManager[Callable[[Route], Route]]] | None = (
             None  # what an app starts before its workers
         )
         self._loads: Callable[[], Sequence[Callable[[], object]]] = tuple  # what a process of its own does at its start
@@ -473,6 +478,7 @@ class _Session:
             payloads=worker._payloads,
             max_bytes=plan.max_bytes,
         )
+        self._route = worker._route
         self.is_ready = asyncio.Event()
         self._told = False
         self._began = time.monotonic()
@@ -553,7 +559,7 @@ class _Session:
                 )
             blocking = await hub.new_link(client_name=client_name)
             heartbeat = HeartbeatLink(await hub.settings())
-            call: _Caller = _Calls(worker, self._home, threads, processes)
+            call: _Caller = _Calls(worker._processor, self._route, self._home, threads, processes)
             if worker._payloads is not None:
                 call = Decoded(worker.queue, call, worker._payloads)
             destinations = _Destinations(worker, hub.is_cluster)
@@ -594,7 +600,7 @@ class _Session:
                 await hub.release()
 
     async def _enter(self, around: AsyncExitStack) -> bool:
-        """Starts what an app has around its workers; False if the worker was stopped meanwhile."""
+        """Starts what an app has around its workers, which knows what to call; False if the worker was stopped meanwhile."""
         if self._worker._around is None:
             return True
         entering = asyncio.create_task(around.enter_async_context(self._worker._around()), name="echomq startup")
@@ -608,7 +614,8 @@ class _Session:
                 await asyncio.wait({entering})
         if entering.cancelled():
             return False
-        entering.result()
+        if self._route is not None:
+            self._route = entering.result()(self._route)
         return True
 
     async def _processes_are_there(self, processes: Processes) -> bool:
@@ -665,9 +672,11 @@ class _Session:
 class _Calls:
     """Calls the user's handler: async ones in the loop, plain ones in a thread, or in a process where that is wanted."""
 
-    def __init__(self, worker: Worker, home: Home, threads: Threads, processes: Processes) -> None:
-        self._processor = worker._processor
-        self._route = worker._route
+    def __init__(
+        self, processor: Processor | None, route: Route | None, home: Home, threads: Threads, processes: Processes
+    ) -> None:
+        self._processor = processor
+        self._route = route
         self._is_async = self._processor is not None and is_async(self._processor)
         self._threads = threads
         self._processes = processes
@@ -689,7 +698,7 @@ class _Calls:
         value: Any
         if call.process:
             held.called = False  # it may wait for a process
-            value, wrong = await self._processes.run(held, (call.function, call.misfit), call.timeout)
+            value, wrong = await self._in_process(held, call)
         else:
             value = await self._within_its_time(held, job, call)
             wrong = None if call.misfit is None else call.misfit(value)
@@ -718,9 +727,31 @@ class _Calls:
             raise
 
     async def _routed(self, held: Held, job: Job[Any], call: Call, timed_out: Callable[[], bool]) -> Any:
+        if call.around is not None:
+            return await call.around(lambda: self._called(held, job, call, timed_out))
+        return await self._called(held, job, call, timed_out)
+
+    async def _called(self, held: Held, job: Job[Any], call: Call, timed_out: Callable[[], bool]) -> Any:
         if is_async(call.function):
             return await call.function()
         return await self._in_thread(held, job, call.function, timed_out)
+
+    async def _in_process(self, held: Held, call: Call) -> tuple[Any, str | None]:
+        """What it returned, as it is stored, and what is wrong with that."""
+        if call.around is None:
+            return await self._processes.run(held, (call.function, call.misfit), call.timeout)
+        found: Encoded = Encoded(b"null")
+        seen: Any = None
+        wrong: str | None = None
+
+        async def run() -> Any:
+            nonlocal found, seen, wrong
+            found, wrong = await self._processes.run(held, (call.function, call.misfit), call.timeout)
+            seen = decode_json(found.text)
+            return seen
+
+        value = await call.around(run)
+        return (found if value is seen else value), wrong
 
     async def _in_thread(
         self, held: Held, job: Job[Any], function: Callable[[], Any], timed_out: Callable[[], bool]

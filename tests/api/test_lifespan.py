@@ -125,7 +125,7 @@ async def test_a_startup_that_fails_ends_every_worker_and_takes_no_job(app: Echo
         raise ConnectionError("no database")
 
     job = await app.tasks["first"].enqueue()
-    said = "the app could not be started: ConnectionError: no database"
+    said = r"the app could not be started, at lifespan .*broken.: ConnectionError: no database"
     with pytest.raises(LifespanFailed, match=said) as failure:
         await app.work()
     assert (failure.value.phase, type(failure.value.__cause__)) == ("startup", ConnectionError)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
+from echomq._injection import Providers, Recipe, Values, made_for_all
 from echomq._log import logger
+from echomq._wrapping import Wrapping
 from echomq.errors import InvalidOption, LifespanFailed
+from echomq.middleware import around_all
 from echomq.options import shown
+from echomq.worker import Route
 
 if TYPE_CHECKING:
     from echomq.app import EchoMQ
@@ -24,6 +29,9 @@ manager."""
 
 Lifespan = TypeVar("Lifespan", bound=LifespanFunction)
 
+Wrap = Callable[[Route], Route]
+"""Puts something around what a worker calls for its jobs."""
+
 _STARTUP: Final = "startup"
 _SHUTDOWN: Final = "shutdown"
 
@@ -33,6 +41,7 @@ class Lifecycle:
 
     def __init__(self, app: EchoMQ) -> None:
         self._app = app
+        self.providers = Providers()
         self._entered: list[_Entered] = []
         self._stretches: WeakKeyDictionary[asyncio.AbstractEventLoop, _Stretch] = WeakKeyDictionary()
 
@@ -41,17 +50,16 @@ class Lifecycle:
         self._entered.append(_checked(function))
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Begins with the first who enters, and ends with the last who leaves."""
+    async def running(self) -> AsyncIterator[Wrap]:
+        """Begins with the first who enters, and ends with the last who leaves. Gives what stands around every route."""
         loop = asyncio.get_running_loop()
         while (stretch := self._stretches.get(loop)) is not None and stretch.is_ending:
             await stretch.ended()
         if stretch is None:
-            stretch = self._stretches[loop] = _Stretch(self._app, list(self._entered))
+            stretch = self._stretches[loop] = _Stretch(self._app, list(self._entered), self.providers)
         stretch.users += 1
         try:
-            await stretch.started()
-            yield
+            yield await stretch.started()
         finally:
             stretch.users -= 1
             if not stretch.users:
@@ -65,21 +73,24 @@ class Lifecycle:
 class _Stretch:
     """From startup to shutdown, in a task of its own: whoever comes first and whoever leaves last may be different tasks."""
 
-    def __init__(self, app: EchoMQ, entered: list[_Entered]) -> None:
+    def __init__(self, app: EchoMQ, entered: list[_Entered], providers: Providers) -> None:
         self.users = 0
         self._app = app
         self._entered = entered
+        self._providers = providers
+        self._wrap: Wrap = _as_it_is
         self._is_ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._told = False
+        self._at = ""
         self._task = asyncio.create_task(self._run(), name="echomq lifespan")
 
     @property
     def is_ending(self) -> bool:
         return self._stop.is_set() or self._task.done()
 
-    async def started(self) -> None:
-        """Waits until all is started.
+    async def started(self) -> Wrap:
+        """Waits until all is started. Gives what stands around every route.
 
         Raises:
             LifespanFailed: it could not be; the same to all who wait.
@@ -93,6 +104,7 @@ class _Stretch:
             self._told = True
             self._task.result()
             raise asyncio.CancelledError  # its task was cancelled: the event loop ends
+        return self._wrap
 
     async def ended(self) -> None:
         """Waits for its end, whatever that is."""
@@ -122,15 +134,17 @@ class _Stretch:
             self._task.result()
 
     async def _run(self) -> None:
+        recipes = self._providers.recipes(self._app.tasks)  # what is wrong there is said before anything is started
+        here = {name: recipe for name, recipe in recipes.items() if not self._app.tasks[name].process}
         inside: list[AbstractAsyncContextManager[Any]] = []
         try:
             for entered in self._entered:
-                one = entered(self._app)
-                await one.__aenter__()
-                inside.append(one)
+                self._at = f"lifespan {_name(entered)!r}"
+                await _enter(entered(self._app), inside)
+            self._wrap = await self._wrapped(here, inside)
         except Exception as error:
             await self._leave(inside)
-            raise _failed(_STARTUP, error) from error
+            raise _failed(_STARTUP, self._at, error) from error
         except BaseException:
             await self._leave(inside)
             raise
@@ -140,7 +154,20 @@ class _Stretch:
         finally:
             unstopped = await self._leave(inside)
             if unstopped is not None:
-                raise _failed(_SHUTDOWN, unstopped) from unstopped
+                raise _failed(_SHUTDOWN, "", unstopped) from unstopped
+
+    async def _wrapped(self, recipes: Mapping[str, Recipe], inside: list[AbstractAsyncContextManager[Any]]) -> Wrap:
+        """Makes what is injected and is good for all jobs. Gives what stands around every route."""
+        values: Values = {}
+        for recipe in recipes.values():
+            for step in recipe.process:
+                if step.provider not in values:
+                    self._at = repr(step.provider)
+                    await _enter(made_for_all(step, values), inside)
+        around = around_all(self._app.middleware)
+        if not recipes and around is None:
+            return _as_it_is
+        return functools.partial(Wrapping, recipes, values, around)
 
     async def _leave(self, inside: list[AbstractAsyncContextManager[Any]]) -> Exception | None:
         """Leaves each in order, the last first, whatever became of the others. Returns the first error."""
@@ -154,11 +181,22 @@ class _Stretch:
         return first
 
 
-def _failed(phase: str, error: Exception) -> LifespanFailed:
-    shown_error = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return LifespanFailed(
-        f"the app could not be {'started' if phase == _STARTUP else 'stopped in order'}: {shown_error}", phase=phase
-    )
+async def _enter(one: AbstractAsyncContextManager[Any], inside: list[AbstractAsyncContextManager[Any]]) -> None:
+    await one.__aenter__()
+    inside.append(one)
+
+
+def _as_it_is(route: Route) -> Route:
+    return route
+
+
+def _failed(phase: str, at: str, error: Exception) -> LifespanFailed:
+    what = f"the app could not be started, at {at}" if phase == _STARTUP else "the app could not be stopped in order"
+    return LifespanFailed(f"{what}: {type(error).__name__}{f': {error}' if str(error) else ''}", phase=phase)
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__qualname__", function))
 
 
 def _checked(function: Any) -> _Entered:
@@ -170,6 +208,7 @@ def _checked(function: Any) -> _Entered:
             "`async def lifespan(app): … yield …`, or give an async context manager"
         )
 
+    @functools.wraps(function)
     def entered(app: EchoMQ) -> AbstractAsyncContextManager[Any]:
         made = function(app)
         if not isinstance(made, AbstractAsyncContextManager):
