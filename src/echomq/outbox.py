@@ -45,6 +45,7 @@ from echomq.errors import (
     InvalidOption,
     ServerError,
     ServerUnavailable,
+    StoreUnavailable,
     UnsupportedServer,
 )
 from echomq.idempotency import DriverConnection, UserConnection
@@ -650,7 +651,8 @@ class _Turn:
         if time.monotonic() > self._deadline:
             return  # another relay has them by now; what is left is given back, which does no harm
         try:
-            results = await queue._home.line.add([job for _, job in part])
+            sent = [await queue._home.wrapped(job) for _, job in part]
+            results = await queue._home.line.add(sent)
         except EchoMQError as error:
             if _concerns_all(error):
                 raise
@@ -674,7 +676,7 @@ class _Turn:
 
 def _concerns_all(error: EchoMQError) -> bool:
     """Whether the server is away or takes nothing, so that no row is to blame."""
-    if isinstance(error, (ServerUnavailable, ConnectionLost, UnsupportedServer)):
+    if isinstance(error, (ServerUnavailable, ConnectionLost, UnsupportedServer, StoreUnavailable)):
         return True
     return isinstance(error, ServerError) and not isinstance(error, BrokenKey) and error.code != "NOPERM"
 

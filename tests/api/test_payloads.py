@@ -599,3 +599,29 @@ def test_a_folder_that_is_not_mounted_has_lost_nothing(tmp_path: Path) -> None:
     for wrong in ("../../etc/passwd", "/etc/passwd", "2026-01-01/x"):
         with pytest.raises(KeyError):
             store.get(wrong)
+
+
+async def test_one_large_job_among_many_small_ones_does_not_hold_them_up(url: str) -> None:
+    text, small = "x" * 50_000_000, 1000
+    done: list[int] = []
+    all_done = asyncio.Event()
+
+    async def process(job: Job[Any]) -> int:
+        if job.name == "large":
+            await all_done.wait()  # which would never be, if the others waited for this one
+            return len(job.data)
+        done.append(job.data)
+        if len(done) == small:
+            all_done.set()
+        return 0
+
+    async with Queue("q", connection=url) as queue:
+        with pytest.raises(PayloadTooLarge, match=r"jobs\[1\]: data takes 50,000,002 bytes"):
+            await queue.add_bulk([JobSpec("small", 0), JobSpec("large", text)])
+    async with Queue("q", connection=url, max_bytes=None) as queue:
+        specs = [JobSpec("small", number) for number in range(small)]
+        specs.insert(small // 2, JobSpec("large", text))
+        jobs = await queue.add_bulk(specs)
+        async with Worker(queue, process, concurrency=20):
+            assert await jobs[small // 2].result(timeout=40) == len(text)
+    assert sorted(done) == list(range(small))

@@ -25,7 +25,7 @@ def school(pair: Pair) -> EchoMQ:
     """An app with its tasks on the pair's queue."""
     app = EchoMQ(pair.connection, prefix=pair.place.prefix)
 
-    @app.task(queue=pair.name)
+    @app.task(queue=pair.name, extra="forbid")
     async def enroll(learner: int, course: str = "redis", *, since: datetime | None = None) -> Seat:
         return Seat(course, learner, since or datetime(2026, 1, 1, tzinfo=UTC))
 

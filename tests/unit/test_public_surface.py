@@ -18,7 +18,15 @@ import echomq
 from echomq import errors
 
 DOCS = Path(__file__).parents[2] / "docs"
-MODULES = ["echomq", "echomq.doctor", "echomq.events", "echomq.metrics", "echomq.payloads", "echomq.sync", "echomq.telemetry"]
+MODULES = [
+    "echomq",
+    "echomq.doctor",
+    "echomq.events",
+    "echomq.metrics",
+    "echomq.payloads",
+    "echomq.sync",
+    "echomq.telemetry",
+]
 INTERNAL = ("Not for users", "See ``Telemetry``")
 """How the docstring of a method begins that other modules alone call, or whose explanation stands elsewhere."""
 ASKED_BY_OTHERS = {"collect", "describe", "filter"}

@@ -95,8 +95,7 @@ class Home:
             self.check_size(new[1], most)
             return new
         name, data, *rest = new
-        assert isinstance(data, bytes)
-        stored = await self.payloads.encode(data)
+        stored = await self.payloads.encode(data.encode() if isinstance(data, str) else data)
         self.check_size(stored, most)
         return (name, stored, *rest)
 
