@@ -129,6 +129,7 @@ class _Ledger:
         Example:
             >>> kit.assert_enqueued(enroll, {"learner": 7}, count=1)
         """
+        __tracebackhide__ = True
         if count is not None:
             check_whole(count, "count", least=0)
         wanted = Wanted(task, data, queue, options)
@@ -277,7 +278,7 @@ class Kit(_Ledger):
         return [job for job in self._every() if job.state in _LEFT and job.scheduled_for is None]
 
     def left_in_words(self) -> str:
-        """The same, a job a line; empty if there is none."""
+        """Not for users of EchoMQ. The same, a job a line; empty if there is none."""
         return "\n".join(map(describe, self.left()))
 
     # -- life --------------------------------------------------------------------------------------------------------------
@@ -346,9 +347,7 @@ class Kit(_Ledger):
     async def _read(self) -> list[Job[Any]]:
         app, found = self.app, []
         for name in await Queue.names(self.connection, prefix=app._prefix, hash_tag=app._hash_tag):
-            queue = Queue(name, connection=self.connection, prefix=app._prefix, hash_tag=app._hash_tag)
-            async with queue:
-                found += [job async for job in queue.jobs()]
+            found += [job async for job in app.queue(name).jobs()]
         return sorted(found, key=_age)
 
     async def _now(self) -> int:

@@ -2,7 +2,7 @@
 
 A comment before a block of Python says that it is a whole program, to be run: ``<!-- run -->``, ``<!-- run: name.py -->`` if
 a later one imports it, ``<!-- run with a worker: module:app -->``, ``<!-- run beside its worker: module:app -->`` if it is
-that module itself. The programs of a page share a folder and run in order.
+that module itself, ``<!-- run with pytest: test_name.py -->``. The programs of a page share a folder and run in order.
 Any other block of Python must compile, and what it imports must be there. All pass mypy's strict checks.
 """
 
@@ -36,6 +36,12 @@ _BLOCK = re.compile(
 _LINK = re.compile(r"(?<!\!)\[[^\]]*\]\(([^)\s]+)\)")
 _PROOF = re.compile(r"^python (examples/\S+)", re.MULTILINE)
 _ELLIPSIS = "…"
+
+PYTEST = [
+    *(sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", ".", "-W", "error"),
+    *("-p", "no:cacheprovider", "-p", "no:valkey", "-o", "asyncio_mode=auto"),
+    *("-o", "asyncio_default_fixture_loop_scope=function"),
+]
 
 TAKEN_FOR_GRANTED = """\
 import json, sqlite3, time
@@ -186,6 +192,9 @@ def test_programs_run(page: Path, tmp_path: Path) -> None:
             command = [sys.executable, "-W", "error", str(file)]
             if how in ("run with a worker", "run beside its worker"):
                 _run_beside_a_worker(command, what, tmp_path, environment)
+            elif how == "run with pytest":
+                (tmp_path / what).write_text(block.text, "utf-8")
+                _run([*PYTEST, what], tmp_path, environment)
             else:
                 assert how == "run", f"unknown mark {block.mark!r}"
                 _run(command, tmp_path, environment)

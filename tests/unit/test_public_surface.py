@@ -26,6 +26,7 @@ MODULES = [
     "echomq.payloads",
     "echomq.sync",
     "echomq.telemetry",
+    "echomq.testing",
 ]
 INTERNAL = ("Not for users", "See ``Telemetry``")
 """How the docstring of a method begins that other modules alone call, or whose explanation stands elsewhere."""

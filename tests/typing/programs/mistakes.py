@@ -104,7 +104,7 @@ async def of_results() -> None:
     length: str = await (await count.enqueue(["a"])).result()  # E
     course: int = await (await enroll.enqueue(7)).result()  # E
     job: Job[int] = await enroll.enqueue(7)  # E
-    (await enroll.enqueue(7)).resullt()  # E
+    (await enroll.enqueue(7)).outcome()  # E
     await (await enroll.enqueue(7)).result(timeout="5")  # E
     (await count.map([["a"]]))[0].name = "x"  # E
     current_job().id  # E
@@ -118,7 +118,7 @@ async def of_queues(queue: Queue) -> None:
     await queue.add("enroll", {"learner": 7}, dellay=5)  # E
     await queue.add("enroll", {"learner": 7}, attempts="3")  # E
     await queue.add_bulk([enroll.enqueue(7)])  # E
-    await queue.counts("runnning")  # E
+    await queue.counts("executing")  # E
     JobSpec(name="a", attempts="3")  # E
     (await queue.get_job("7")).id  # E
     for job in queue.jobs():  # E
