@@ -238,7 +238,7 @@ class FileStore(PayloadStore):
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+        self.folder: Path = Path(folder)
 
     def __repr__(self) -> str:
         return f"FileStore({str(self.folder)!r})"

@@ -119,7 +119,7 @@ class Task(Generic[P, R]):
             )
         self.retry_policy = retry_policy
         self.results_queue = results_queue
-        self.process = check_truth(process, "process")
+        self.process: bool = check_truth(process, "process")
         if process:
             _check_can_be_found(function, name)
         self.extra: Extra | None = None if extra is None else check_extra(extra)

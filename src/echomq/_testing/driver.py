@@ -19,6 +19,7 @@ from echomq._testing import clock
 from echomq.app import EchoMQ
 from echomq.errors import EchoMQError, InvalidOption
 from echomq.job import Job
+from echomq.options import ProcessPool
 from echomq.worker import Worker
 
 _BY_HAND: Final = b"9007199254740991"  # protocol 3.23
@@ -107,7 +108,12 @@ class Driver:
         self._chance = chance
         self._patience = patience
         self._concurrency = concurrency
-        self._options = {"stalled_interval": _SWEEP_EVERY, "name": "testing", **options}
+        self._options = {
+            "stalled_interval": _SWEEP_EVERY,
+            "name": "testing",
+            "processes": ProcessPool(warm=False),
+            **options,
+        }
         self._pens: dict[str, _Pen] = {}
         self._keys: dict[str, QueueKeys] = {}
         self._stack = contextlib.AsyncExitStack()

@@ -11,13 +11,14 @@ from echomq._testing.driver import NotSettled
 from echomq.app import EchoMQ
 from echomq.errors import JobNotFound, StateError
 from echomq.job import Job
-from echomq.options import JobSpec
+from echomq.options import JobSpec, ProcessPool
 from echomq.queue import Queue
 from echomq.worker import Worker
 
 _SLOTS: Final = 1_000
 """More than there are jobs that enqueue jobs that enqueue jobs."""
 
+_PROCESSES: Final = ProcessPool(size=2, warm=False)
 _MOST_RUNS: Final = 100
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01
 
@@ -73,7 +74,7 @@ class Crews:
         workers = self._workers.setdefault(asyncio.get_running_loop(), {})
         worker = workers.get(name)
         if worker is None or not worker.is_running:
-            worker = workers[name] = self._app.worker(name, concurrency=_SLOTS, name="inline")
+            worker = workers[name] = self._app.worker(name, concurrency=_SLOTS, name="inline", processes=_PROCESSES)
         await worker.ready()
 
 

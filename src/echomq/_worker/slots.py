@@ -47,7 +47,7 @@ class Share:
         self.weight = weight
         self.taken = taken
         self.wake = wake
-        self.served = 0.0  # slot-seconds, divided by the weight
+        self.served: float = 0.0  # slot-seconds, divided by the weight
         self._wants = wants
         self._unanswered_since = unanswered_since
         self._held = 0

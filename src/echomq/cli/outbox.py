@@ -21,7 +21,9 @@ from echomq.cli._loop import run_in_loop
 from echomq.cli._shell import MISUSE, REFUSED
 from echomq.outbox import Outbox, OutboxRow, Relay
 
-app = typer.Typer(name="outbox", no_args_is_help=True, help="Send what a transactional outbox holds; look at it.")
+app: typer.Typer = typer.Typer(
+    name="outbox", no_args_is_help=True, help="Send what a transactional outbox holds; look at it."
+)
 
 Target = Annotated[str, typer.Argument(metavar="TARGET", help="Where the Relay is: package.module:name.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

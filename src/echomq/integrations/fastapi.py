@@ -18,8 +18,10 @@ from echomq.queue import Queue
 
 try:
     from starlette.requests import HTTPConnection  # noqa: TC002  # FastAPI reads the annotations of dependencies
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError('Starlette is not installed: pip install "echomq[fastapi]"', name=error.name) from error
+except ModuleNotFoundError as _missing:
+    raise ModuleNotFoundError(
+        'Starlette is not installed: pip install "echomq[fastapi]"', name=_missing.name
+    ) from _missing
 
 __all__ = ["get_app", "get_queue", "lifespan"]
 

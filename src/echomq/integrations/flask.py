@@ -20,8 +20,8 @@ from echomq.worker import Call
 
 try:
     from flask import Flask
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError('Flask is not installed: pip install "echomq[flask]"', name=error.name) from error
+except ModuleNotFoundError as _missing:
+    raise ModuleNotFoundError('Flask is not installed: pip install "echomq[flask]"', name=_missing.name) from _missing
 
 __all__ = ["FlaskEchoMQ"]
 
