@@ -36,7 +36,15 @@ from echomq._worker.presence import worker_name
 from echomq._worker.processes import Processes
 from echomq._worker.pump import LONGEST_BLOCK
 from echomq.connection import Connection, Hub
-from echomq.errors import ConnectionLost, EchoMQError, InvalidOption, OutcomesNotStored, ServerUnavailable, StateError
+from echomq.errors import (
+    ConnectionLost,
+    EchoMQError,
+    InvalidOption,
+    OutcomesNotStored,
+    ProcessCrashed,
+    ServerUnavailable,
+    StateError,
+)
 from echomq.job import Job
 from echomq.models import WorkerStats
 from echomq.options import (
@@ -630,6 +638,9 @@ class _Session:
             if starting.done():
                 starting.result()
             return starting.done()
+        except ProcessCrashed as error:  # said here too: who does not wait for the end of the worker hears nothing else
+            logger.error("worker %s cannot start: %s", self._worker.name, error)
+            raise
         finally:
             stopped.cancel()
             starting.cancel()
