@@ -1,9 +1,10 @@
 import asyncio
+import functools
 import signal
 
-from echomq import JobSpec, Keep, Queue, Worker
+from echomq import Call, JobSpec, Keep, ProcessPool, Queue, Worker
 
-BULK, JOBS = 1000, 60_000
+BULK, JOBS, PROCESSES = 1000, 60_000, 4
 SETTINGS = (
     "add_bulk(1000); keeps all completed jobs (Keep.ALL, as Node does), lock and stalled check; asyncio: no uvloop"
 )
@@ -24,15 +25,32 @@ class Producer:
         await self.queue.close()
 
 
-def run_worker(url, cfg, probe):
+def nothing(data):
+    """Runs in a process."""
+
+
+def _handler(variant, probe):
     async def process(job):
         await probe.ajob(job.data)
 
+    def process_in_thread(job):
+        probe.job(job.data)
+
+    def route(job):  # there is no probe in a process: a job counts from here on, so the last ones may not have ended
+        probe.job(job.data)
+        return Call(functools.partial(nothing, job.data), process=True)
+
+    if variant == "processes":
+        return {"route": route, "processes": ProcessPool(size=PROCESSES)}
+    return {"processor": process_in_thread if variant == "threads" else process}
+
+
+def run_worker(url, cfg, probe):
     async def main():
         keep = Keep.DEFAULT if cfg.get("variant") == "trimming" else Keep.ALL
         worker = Worker(
             "bench",
-            process,
+            **_handler(cfg.get("variant"), probe),
             connection=url,
             concurrency=cfg["concurrency"],
             remove_on_complete=keep,
