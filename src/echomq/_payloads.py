@@ -16,11 +16,13 @@ import hashlib
 import os
 import re
 import tempfile
+import threading
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, ClassVar, Final, TypeAlias
 
 import msgspec
@@ -33,6 +35,7 @@ MARK: Final = b'{"$echomq":'
 _INLINE: Final = 16 * 1024
 """Bytes up to which a payload is worked on where it stands; above, in a thread."""
 
+_MOST_THREADS: Final = 32
 _MOST_INFLATED: Final = 1024 * 1024 * 1024
 _GROWTH: Final = 512
 """Bytes that the codecs before a store may add at most to what is small."""
@@ -70,7 +73,7 @@ class Codec(abc.ABC):
         """
 
     def waits(self, size: int) -> bool:
-        """Whether ``encode`` of so many bytes, as far as they may have grown before, waits for a disk or another machine."""
+        """Whether ``encode`` of so many bytes waits for a disk or another machine."""
         return False
 
     def waits_for(self, step: Mapping[str, Any]) -> bool:
@@ -228,7 +231,7 @@ class FileStore(PayloadStore):
     """Payloads as files of a folder, which all who add and work jobs must see: a disk of this machine, or a shared one.
 
     A file is written beside its place, flushed to the disk and put there in one step, so nobody reads a part of it. Files are
-    readable for their owner only.
+    readable for their owner only, so all these programs run as the same user.
 
     Args:
         folder: made when the first payload comes. Nothing else should be in it.
@@ -405,7 +408,7 @@ class Offloaded(Codec):
 
     def waits(self, size: int) -> bool:
         """Where it may be put into the store."""
-        return size + _GROWTH > self.above
+        return size > self.above
 
     def waits_for(self, step: Mapping[str, Any]) -> bool:
         """Always."""
@@ -427,10 +430,66 @@ class _Envelope(msgspec.Struct, rename={"wrapped": KEY}):
 _envelopes: Final = msgspec.json.Decoder(_Envelope)
 
 
+class _Threads:
+    """Threads for what waits for a store: of its own, so that a store which hangs holds up nothing else.
+
+    They are daemons: nor does it keep the process from ending.
+    """
+
+    def __init__(self) -> None:
+        self.process: int = os.getpid()
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._idle = 0
+
+    async def run(self, function: Callable[[bytes], bytes], text: bytes) -> bytes:
+        """What the function makes of these bytes. Who is cancelled waits no longer; the function goes on."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[bytes] = loop.create_future()
+
+        def tell(made: bytes | None, error: BaseException | None) -> None:
+            if ended.done():
+                return
+            if error is not None:
+                ended.set_exception(error)
+            else:
+                ended.set_result(made or b"")
+
+        def work() -> None:
+            made, error = None, None
+            try:
+                made = function(text)
+            except BaseException as raised:  # StopIteration, which no future takes, is none of ours
+                error = RuntimeError(str(raised)) if isinstance(raised, StopIteration) else raised
+            try:
+                loop.call_soon_threadsafe(tell, made, error)
+            except RuntimeError:
+                pass  # the loop has closed
+
+        with self._lock:
+            self._work.put(work)
+            if self._idle < self._work.qsize() and self._threads < _MOST_THREADS:
+                self._threads += 1
+                threading.Thread(target=self._serve, name=f"echomq-payloads-{self._threads}", daemon=True).start()
+        return await ended
+
+    def _serve(self) -> None:
+        while True:
+            with self._lock:
+                self._idle += 1
+            work = self._work.get()
+            with self._lock:
+                self._idle -= 1
+            work()
+            del work  # which holds on to a payload
+
+
 class Payloads:
     """A chain of codecs, as one."""
 
     def __init__(self, codecs: Sequence[Codec]) -> None:
+        self._threads: _Threads | None = None
         self.codecs: tuple[Codec, ...] = tuple(codecs)
         self._by_name = {codec.name: codec for codec in codecs}
 
@@ -505,15 +564,22 @@ class Payloads:
     async def encode(self, text: bytes) -> bytes:
         """The same as ``encode_now``; what takes long, in a thread."""
         size = len(text)
-        if size <= _INLINE and not any(codec.waits(size) for codec in self.codecs):
-            return self.encode_now(text)
-        return await asyncio.to_thread(self.encode_now, text)
+        for number, codec in enumerate(self.codecs):
+            if codec.waits(size + _GROWTH if number else size):
+                return await self._in_thread(self.encode_now, text)
+        return self.encode_now(text) if size <= _INLINE else await asyncio.to_thread(self.encode_now, text)
 
     async def decode(self, stored: bytes) -> bytes:
         """The same as ``decode_now``; what takes long, in a thread."""
-        if len(stored) <= _INLINE and not self.is_elsewhere(stored):
-            return self.decode_now(stored)
-        return await asyncio.to_thread(self.decode_now, stored)
+        if self.is_elsewhere(stored):
+            return await self._in_thread(self.decode_now, stored)
+        return self.decode_now(stored) if len(stored) <= _INLINE else await asyncio.to_thread(self.decode_now, stored)
+
+    def _in_thread(self, function: Callable[[bytes], bytes], text: bytes) -> Coroutine[Any, Any, bytes]:
+        threads = self._threads
+        if threads is None or threads.process != os.getpid():  # a fork has none of them
+            threads = self._threads = _Threads()
+        return threads.run(function, text)
 
     def is_elsewhere(self, stored: bytes) -> bool:
         """Whether reading it waits for a disk or another machine."""

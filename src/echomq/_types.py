@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import itertools
 import re
 import sys
 import types
@@ -20,7 +19,6 @@ import msgspec
 _AT: Final = re.compile(r"(?P<reason>.*) - at `(?:key` in `)?\$(?P<path>.*)`", re.DOTALL)
 _STEP: Final = re.compile(r"\.\w+|\[\d+\]|\[\.\.\.\]")
 _SOME: Final = "[...]"
-_MOST_TRIED: Final = 10_000
 _WHOLE: Final = re.compile(r"-?[1-9][0-9]{15,}")
 _EXACT: Final = 2**53
 _PLAIN: Final = frozenset({int, str, bool, float})
@@ -69,6 +67,8 @@ class Reader:
             if self._is_whole and (whole := _whole(value)) is not None:
                 return whole
             raise self._explained(value, error) from None
+        except NotImplementedError:  # a type inside of it that nobody knows: it is passed on as it came
+            return value
 
     def decode(self, text: bytes, read: Callable[[bytes], Any]) -> Any:
         """JSON text as a value of this type; ``read`` reads what msgspec does not: lone surrogates, for one.
@@ -78,7 +78,7 @@ class Reader:
         """
         try:
             return self._decoder.decode(text)
-        except (msgspec.DecodeError, RecursionError):  # ValidationError is one
+        except (msgspec.DecodeError, RecursionError, NotImplementedError):  # ValidationError is one
             return self.convert(read(text))
 
     @functools.cached_property
@@ -89,7 +89,7 @@ class Reader:
         return msgspec.convert(value, self._hint, str_keys=True, dec_hook=_by_pydantic)
 
     def _explained(self, value: Any, error: msgspec.ValidationError) -> Misfit:
-        """Where it is. Of an item of a mapping msgspec says only that it is some: which, is found by trying them alone."""
+        """Where it is. Of an item of a mapping msgspec says only that it is some: which, is found by halves."""
         told, reason = _parts_of(error)
         place: list[str] = []  # the names of the way so far, as far as they are known
         while len(place) < len(told):
@@ -108,14 +108,20 @@ class Reader:
         if not isinstance(mapping, dict):
             return None
         until = len(place) + 1
-        for key, item in itertools.islice(mapping.items(), _MOST_TRIED):
-            alone = _with(value, place, {key: item})
+        items = list(mapping.items())
+        while items:  # the first that does not fit is in the first half, or else in the second
+            some = items[: (len(items) + 1) // 2]
+            alone = _with(value, place, dict(some))
             try:
                 self._made(alone)
             except msgspec.ValidationError as error:
                 again, reason = _parts_of(error)
                 if again[:until] == told[:until]:
-                    return _named(key), alone, again, reason
+                    if len(some) == 1:
+                        return _named(some[0][0]), alone, again, reason
+                    items = some
+                    continue
+            items = items[len(some) :]
         return None
 
 

@@ -19,8 +19,10 @@ from echomq._store.codec import (
     decode_json,
     encode_json,
     id_out,
+    is_outcome_job,
     public_options,
     to_moment,
+    with_result,
 )
 from echomq._store.codes import ADDED, DEDUPLICATED, DUPLICATE
 from echomq._store.home import Home
@@ -383,6 +385,8 @@ class Job(JobRecord[R]):
             for field in (b"data", b"returnvalue"):
                 if field in fields:
                     fields[field] = await payloads.decode(fields[field])
+            if is_outcome_job(stored):
+                fields[b"data"] = await with_result(fields[b"data"], payloads.decode)
             stored = PlainJob(stored.id, fields)
         return self._with(stored, self._returns)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -204,6 +205,10 @@ async def test_outcomes_in_a_results_queue(url: str, codec: Any) -> None:
 
     async with Queue("q", connection=url, codec=codec) as queue, Worker(queue, echo, results_queue="told"):
         job = await queue.add("echo", DATA)
+        await job.result(timeout=10)
+        async with Queue("told", connection=url, codec=codec) as results:
+            [waiting] = [await one.load() async for one in results.jobs()]
+            assert waiting.data["result"] == DATA
         async with Worker("told", process, connection=url, codec=codec):
             outcome = await asyncio.wait_for(told.get(), 10)
     assert (outcome["job_id"], outcome["status"], outcome["result"]) == (job.id, "completed", DATA)
@@ -625,3 +630,21 @@ async def test_one_large_job_among_many_small_ones_does_not_hold_them_up(url: st
         async with Worker(queue, process, concurrency=20):
             assert await jobs[small // 2].result(timeout=40) == len(text)
     assert sorted(done) == list(range(small))
+
+
+async def test_a_store_that_hangs_holds_up_nothing_else(url: str) -> None:
+    hang = threading.Event()
+
+    class Hanging(Memory):
+        def get(self, key: str) -> bytes:
+            hang.wait(20)
+            return super().get(key)
+
+    async with Queue("q", connection=url, codec=Offloaded(Hanging(), above=100)) as queue:
+        held_up = await queue.add_bulk([JobSpec("echo", DATA)] * 40)  # more than there are threads
+        async with Worker(queue, echo, concurrency=50):
+            small = await queue.add("echo", 7)
+            assert await small.result(timeout=10) == 7
+            await asyncio.to_thread(lambda: None)  # the threads of everybody else
+            hang.set()
+            assert [await job.result(timeout=20) for job in held_up] == [DATA] * 40

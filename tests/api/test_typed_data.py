@@ -220,6 +220,20 @@ async def test_what_json_has_not_is_refused_where_it_stands(app: EchoMQ) -> None
     assert await app.queue("nan").count() == 0
 
 
+class Unknown:
+    """No library knows it."""
+
+
+async def test_what_nobody_knows_is_passed_on_as_it_came(app: EchoMQ) -> None:
+    @app.task(queue="unknown")
+    async def take(one: Unknown, some: list[Unknown], row: dict[str, Unknown | None]) -> list[Unknown]:
+        return [one, *some, *row.values()]  # type: ignore[list-item]
+
+    async with app.worker("unknown"):
+        job = await app.queue("unknown").add("take", {"one": 1, "some": [2], "row": {"a": "b"}})
+        assert await take._returning(job).result(timeout=10) == [1, 2, "b"]
+
+
 class Login(pydantic.BaseModel):
     user: str
     password: pydantic.SecretStr

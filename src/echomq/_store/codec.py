@@ -437,6 +437,14 @@ def is_outcome(options: RunOptions) -> bool:
     return options.raw.get("outcome") is True
 
 
+def is_outcome_job(job: StoredJob) -> bool:
+    """Whether a job says how another ended, as far as anybody can read its options."""
+    try:
+        return is_outcome(job.opts)
+    except ValueError:
+        return False
+
+
 def outcome_head(
     job: StoredJob, queue: str, worker: str, status: str, reason: str | None, result_error: str | None
 ) -> bytes:

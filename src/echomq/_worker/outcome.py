@@ -15,7 +15,7 @@ from echomq._store.codec import (
     StoredJob,
     dead_letter_opts,
     encode_json,
-    is_outcome,
+    is_outcome_job,
     keep_rule,
     outcome_head,
 )
@@ -204,7 +204,7 @@ class Ends:
     def _forward(self, held: Held, status: str, reason: str | None = None, error: str | None = None) -> Forward | None:
         telling, job = self.telling, held.job
         destination = None if telling is None else telling.destination(job.name)
-        if telling is None or destination is None or _tells_of_another(job):
+        if telling is None or destination is None or is_outcome_job(job):
             return None
         return destination.forward(outcome_head(job, telling.queue, telling.worker, status, reason, error))
 
@@ -214,13 +214,6 @@ class Ends:
             return b"[]"
         traces = [*held.job.stacktrace(), trace_of(error)][-limit:]
         return encode_json(traces, "stacktrace")
-
-
-def _tells_of_another(job: StoredJob) -> bool:
-    try:
-        return is_outcome(job.opts)
-    except ValueError:  # nobody can read them
-        return False
 
 
 def from_process(error: BaseException) -> FromProcess | None:

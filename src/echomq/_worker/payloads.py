@@ -12,7 +12,7 @@ from typing import Any
 
 from echomq._log import about, logger
 from echomq._payloads import Payloads
-from echomq._store.codec import PlainJob, StoredJob, is_outcome, with_result
+from echomq._store.codec import PlainJob, StoredJob, is_outcome_job, with_result
 from echomq._worker.held import Held
 from echomq._worker.outcome import Encoded, encoded, printable
 from echomq.errors import PayloadUnreadable, RetryLater, StoreUnavailable, Unrecoverable
@@ -41,7 +41,7 @@ class Decoded:
     async def _read(self, job: StoredJob) -> StoredJob:
         try:
             data = await self._payloads.decode(job.fields.get(b"data", b"{}"))
-            if is_outcome(job.opts):  # of a job whose result was encoded as it stands there
+            if is_outcome_job(job):  # of a job whose result was encoded as it stands there
                 data = await with_result(data, self._payloads.decode)
         except PayloadUnreadable as error:
             raise Unrecoverable(f"the job's data cannot be read: {error}") from error
