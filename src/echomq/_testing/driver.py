@@ -236,16 +236,21 @@ class Driver:
             if self._concurrency == 1:
                 _at_once(pen.worker.pause())  # one job each time
             else:
-                self.runs.append(job)
+                self.runs.append(self._of_the_app(job))
             return route(job)
 
         return watched
 
     async def _note(self, job: Job[Any]) -> None:
         """Its record as it is after the run; as it was in it, if nothing is kept."""
+        found = None
         with contextlib.suppress(EchoMQError):
-            job = await job.refresh() or job
-        self.runs.append(job)
+            found = await self._app.queue(job.queue_name).get_job(job.id)
+        self.runs.append(found or self._of_the_app(job))
+
+    def _of_the_app(self, job: Job[Any]) -> Job[Any]:
+        """The same record, which can be asked when the worker is gone."""
+        return Job(job._stored, self._app.queue(job.queue_name)._home)
 
     # -- looking -----------------------------------------------------------------------------------------------------------
 
