@@ -29,7 +29,7 @@ from echomq._store.streams import Streams
 from echomq._telemetry import Guard, TelemetryOption
 from echomq._worker.crew import Crew, Plan
 from echomq._worker.executors import Threads, is_async, loading
-from echomq._worker.held import Held
+from echomq._worker.held import FOR_CLEANING_UP, Held
 from echomq._worker.outcome import Encoded
 from echomq._worker.payloads import Decoded
 from echomq._worker.presence import worker_name
@@ -567,7 +567,7 @@ class _Session:
                 )
             blocking = await hub.new_link(client_name=client_name)
             heartbeat = HeartbeatLink(await hub.settings())
-            call: _Caller = _Calls(worker._processor, self._route, self._home, threads, processes)
+            call: _Caller = _Calls(worker._processor, self._route, self._home, threads, processes, self._overruns)
             if worker._payloads is not None:
                 call = Decoded(worker.queue, call, worker._payloads)
             destinations = _Destinations(worker, hub.is_cluster)
@@ -653,6 +653,10 @@ class _Session:
             return await getattr(payloads, verb)(*arguments)
         return await getattr(self._home.line, verb)(*arguments)
 
+    def _overruns(self, held: Held, error: TimeoutError) -> None:
+        if self._crew is not None:
+            self._crew.overrun(held, error)
+
     async def _server_is_there(self, hub: Hub) -> bool:
         """Waits for the server, for as long as it takes; False if the worker was stopped meanwhile."""
         pause, told = 0.05, False
@@ -684,13 +688,20 @@ class _Calls:
     """Calls the user's handler: async ones in the loop, plain ones in a thread, or in a process where that is wanted."""
 
     def __init__(
-        self, processor: Processor | None, route: Route | None, home: Home, threads: Threads, processes: Processes
+        self,
+        processor: Processor | None,
+        route: Route | None,
+        home: Home,
+        threads: Threads,
+        processes: Processes,
+        overruns: Callable[[Held, TimeoutError], None],
     ) -> None:
         self._processor = processor
         self._route = route
         self._is_async = self._processor is not None and is_async(self._processor)
         self._threads = threads
         self._processes = processes
+        self._told_of_overruns = overruns
         self._home = home
         self._home.loop = asyncio.get_running_loop()
 
@@ -728,14 +739,22 @@ class _Calls:
         if call.timeout is None:
             return await self._routed(held, job, call, _never)
         deadline = asyncio.timeout(call.timeout)
+        last = asyncio.get_running_loop().call_later(call.timeout + FOR_CLEANING_UP, self._overruns, held, call.timeout)
         try:
             async with deadline:
                 return await self._routed(held, job, call, deadline.expired)
         except TimeoutError:
             if deadline.expired():
                 held.timed_out = True
-                raise TimeoutError(f"the run took longer than its timeout of {call.timeout:g} s") from None
+                raise _took_too_long(call.timeout) from None
             raise
+        finally:
+            last.cancel()
+
+    def _overruns(self, held: Held, timeout: float) -> None:
+        """It was told that its time is up, and has not ended."""
+        held.timed_out = True
+        self._told_of_overruns(held, _took_too_long(timeout))
 
     async def _routed(self, held: Held, job: Job[Any], call: Call, timed_out: Callable[[], bool]) -> Any:
         if call.around is not None:
@@ -803,6 +822,10 @@ class _Destinations:
     def _made(self, home: Home) -> Destination:
         worker = self._worker
         return Destination.of(home.keys, home.connection, worker._keys, worker._connection, is_cluster=self._is_cluster)
+
+
+def _took_too_long(timeout: float) -> TimeoutError:
+    return TimeoutError(f"the run took longer than its timeout of {timeout:g} s")
 
 
 def _never() -> bool:

@@ -289,3 +289,34 @@ async def test_cancelled_while_a_time_runs_and_timed_out_while_it_is_cancelled(a
     found = await job.refresh()
     assert found is not None
     assert (found.failure_kind, found.attempts_made) == ("cancelled", 1)
+
+
+async def test_a_handler_that_does_not_heed_its_time_is_given_up(
+    app: EchoMQ, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("echomq.worker.FOR_CLEANING_UP", 0.1)
+    let_go, starts = asyncio.Event(), 0
+
+    @app.task(queue="slow", timeout=0.05, attempts=2)
+    async def work() -> str:
+        nonlocal starts
+        starts += 1
+        if starts == 2:
+            return "done"
+        while True:
+            try:
+                await let_go.wait()
+                return "too late"
+            except asyncio.CancelledError:
+                pass
+
+    async with app.worker("slow", concurrency=2) as worker:
+        job = await work.enqueue()
+        assert await job.result(timeout=10) == "done"  # in the other slot
+        assert worker.stats.running == 1
+        let_go.set()
+        await wait_until(lambda: worker.stats.running == 0)
+    found = await job.refresh()
+    assert found is not None
+    assert (found.attempts_made, found.return_value) == (2, "done")
+    assert any("has timed out, and its handler goes on" in record.getMessage() for record in caplog.records)

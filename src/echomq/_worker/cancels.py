@@ -18,11 +18,8 @@ from echomq._store.call import Patience, answered
 from echomq._store.codec import cancel_reason, decode_id
 from echomq._store.keys import QueueKeys
 from echomq._store.streams import Entry, Stream, Streams
-from echomq._worker.held import Held, HeldTable, Hold
+from echomq._worker.held import FOR_CLEANING_UP, Held, HeldTable, Hold
 from echomq.errors import EchoMQError
-
-FOR_CLEANING_UP: Final = 5.0
-"""Seconds that a handler has, once it was told; then its job ends without it."""
 
 _REMEMBERED: Final = 1_000
 """Ids of jobs that we had not in hand when we heard of them: a fetch that brings one may be on its way."""

@@ -134,7 +134,7 @@ class Crew:
         )  # fmt: skip
         tracer = None if plan.telemetry is None else Tracer(plan.telemetry, keys.protocol_name, plan.name)
         called = call if tracer is None else tracer.calls(call)
-        runner = Runner(keys.queue, called, self._ends, self._advance, self._is_cancelled)
+        self._runner = runner = Runner(keys.queue, called, self._ends, self._advance, self._is_cancelled)
         self._keeper = Keeper(heartbeat, keys, self._table, plan.lock_duration, self._lost)
         self._presence = Presence(
             plan.name, plan.concurrency, plan.stalled_interval, lambda: self.pump.is_shut, lambda: self._keeper.loop_lag
@@ -176,7 +176,7 @@ class Crew:
                 held, held.job.opts, f"cannot complete: {why}", "unrecoverable"
             ),
         )
-        self._cancels = Cancels(keys, streams, commands, self._table, self.pump.give_up)
+        self._cancels = Cancels(keys, streams, commands, self._table, self._give_up)
         self._away_since: float | None = None  # monotonic, for other threads
         self._said = ""
         self._hurry = asyncio.Event()
@@ -327,6 +327,16 @@ class Crew:
         except Exception:  # whatever was written there
             options = RunOptions(raw={})
         return self._ends.cancelled(held, options, reason)
+
+    def overrun(self, held: Held, error: TimeoutError) -> None:
+        """Ends a run whose time is up, and whose handler was told and goes on."""
+        outcome = self._runner.overrun(held, error)
+        if outcome is not None:
+            self.pump.give_up(held, outcome)
+
+    def _give_up(self, held: Held) -> None:
+        if held.cancel_reason is not None and held.calling:
+            self.pump.give_up(held, self._cancelled(held, held.cancel_reason))
 
     def _taken(self, fetched: list[Held]) -> None:
         self._cancels.taken(fetched)

@@ -6,10 +6,13 @@ import asyncio
 import enum
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from echomq._store.codec import StoredJob
 from echomq.retry_policy import RetryPolicy
+
+FOR_CLEANING_UP: Final = 5.0
+"""Seconds that a handler has to stop, once its job is cancelled or its time is up; then the run ends without it."""
 
 
 class Hold(enum.Enum):

@@ -304,18 +304,13 @@ class Pump:
         self._tell_idle()
         return going_on
 
-    def give_up(self, held: Held) -> None:
-        """Ends a cancelled job whose handler was told to stop, and goes on: that keeps its slot until it ends."""
-        if (
-            held.cancel_reason is None
-            or not held.calling
-            or held.task is None
-            or held.hold not in (Hold.RUNNING, Hold.STOPPED)
-        ):
+    def give_up(self, held: Held, outcome: Outcome) -> None:
+        """Ends a run whose handler was told to stop, and goes on: that keeps its slot until it ends."""
+        if held.task is None or held.hold not in (Hold.RUNNING, Hold.STOPPED):
             return
         if held.thread is None or held.thread.done():
             held.thread = held.task
-        self._end(held, self._cancelled(held, held.cancel_reason))
+        self._end(held, outcome)
 
     @property
     def handlers(self) -> int:

@@ -123,6 +123,10 @@ class Runner:
         leave_fork(self._process, None)
         return value
 
+    def overrun(self, held: Held, error: TimeoutError) -> Outcome | None:
+        """The outcome of a run that has not ended although its time is up; None as for ``run``."""
+        return self._raised(held, held.job.opts, error)  # which could be read when it began
+
     def _raised(self, held: Held, options: RunOptions, error: BaseException) -> Outcome | None:
         if held.hold in _NOT_OURS:
             return None
