@@ -10,22 +10,27 @@ from typing import Any, assert_type
 from echomq import (
     AsyncTask,
     Backoff,
+    CallNext,
     Connection,
     Cron,
     Deduplication,
     EchoMQ,
     Event,
     Every,
+    Inject,
     Job,
     JobScheduler,
     JobSpec,
     JobState,
     Keep,
     Limiter,
+    Middleware,
     PlainTask,
+    ProcessPool,
     Queue,
     QueueEvents,
     RetryPolicy,
+    RunOutcome,
     ScheduleInfo,
     SyncJob,
     SyncQueue,
@@ -36,6 +41,7 @@ from echomq import (
 )
 from echomq.events import Completed
 from echomq.idempotency import RedisOnce
+from echomq.payloads import Compressed, Encrypted
 from echomq.testing import Inline, Kit, inline, on_server
 
 app = EchoMQ("redis://localhost:6379/0")
@@ -93,6 +99,47 @@ def receipt(learner: int, *, at: datetime | None = None) -> str:
     raise Unrecoverable("no")
 
 
+@app.task(process=True, timeout=5)
+def heavy(number: int) -> float:
+    return number / 2
+
+
+class Database:
+    async def seats(self, learner: int) -> list[Seat]:
+        return [Seat(learner)]
+
+
+@app.provide(scope="process")
+async def connected() -> AsyncIterator[Database]:
+    yield Database()
+
+
+@app.provide
+def of_the_job(database: Database = Inject()) -> list[Database]:
+    return [database]
+
+
+@app.task
+async def seats(learner: int, database: Database = Inject()) -> list[Seat]:
+    return await database.seats(learner)
+
+
+class Timing(Middleware):
+    def on_enqueue(self, spec: JobSpec) -> JobSpec:
+        return spec
+
+    async def around(self, job: Job[Any], call_next: CallNext) -> Any:
+        return await call_next()
+
+    async def before(self, job: Job[Any]) -> None: ...
+
+    async def after(self, job: Job[Any], outcome: RunOutcome) -> None:
+        assert_type(outcome.error, BaseException | None)
+
+
+surrounded = EchoMQ(middleware=[Timing()], codec=[Compressed(above=100), Encrypted(["key"])], max_bytes=None)
+
+
 @app.lifespan
 async def database(app: EchoMQ) -> AsyncIterator[None]:
     yield
@@ -117,6 +164,10 @@ async def of_tasks() -> None:
     assert_type(await app.enqueue_all([enroll.spec(7), count.spec(["a"])]), list[Job[Any]])
     assert_type(await app.queue(enroll.queue).add_bulk(enroll.spec(learner) for learner in range(3)), list[Job[Any]])
     takes_any(enroll)
+    assert_type(await seats.enqueue(7), Job[list[Seat]])
+    assert_type(await (await heavy.enqueue(7)).result(), float)
+    assert_type(await (await heavy.enqueue(7)).cancel("never mind"), bool)
+    assert_type(await app.queue("q").cancel("7"), bool)
     job = current_job()
     assert_type(job, Job[Any] | None)
 
@@ -159,7 +210,7 @@ async def of_workers() -> None:
     await Worker(
         Queue("q"), process_plainly, remove_on_complete=Keep.NONE, on_crash_limit="dead_letter"
     ).run_until_drained()
-    await app.worker("q", concurrency=2).run()
+    await app.worker("q", concurrency=2, processes=ProcessPool(max_jobs=100)).run()
     await app.work("q", "mail", concurrency=2)
 
 

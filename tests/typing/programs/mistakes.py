@@ -10,11 +10,14 @@ from echomq import (
     Deduplication,
     EchoMQ,
     Every,
+    Inject,
     Job,
     JobScheduler,
     JobSpec,
     Keep,
     Limiter,
+    Middleware,
+    ProcessPool,
     Queue,
     QueueEvents,
     RetryPolicy,
@@ -64,7 +67,33 @@ async def wrong_backoff() -> None: ...
 async def wrong_policy() -> None: ...
 
 
+@app.task(process="yes")  # E
+def wrong_process() -> None: ...
+
+
+class Backwards(Middleware):
+    async def around(self, call_next: Any) -> Any:  # E
+        return await call_next()
+
+
+class Silent(Middleware):
+    def on_enqueue(self, spec: JobSpec) -> None: ...  # E
+
+
+@app.provide(scope="forever")  # E
+def store() -> dict[str, str]:
+    return {}
+
+
+@app.task
+async def seats(learner: int, rows: dict[str, str] = Inject()) -> None: ...
+
+
 app.task("queue")  # E
+EchoMQ(middleware=Silent())  # E
+EchoMQ(codec="zlib")  # E
+ProcessPool(size="4")  # E
+app.include([enroll])  # E
 
 
 async def of_arguments() -> None:
@@ -105,6 +134,8 @@ async def of_results() -> None:
     course: int = await (await enroll.enqueue(7)).result()  # E
     job: Job[int] = await enroll.enqueue(7)  # E
     (await enroll.enqueue(7)).outcome()  # E
+    await (await enroll.enqueue(7)).cancel(7)  # E
+    await seats.enqueue("7")  # E
     await (await enroll.enqueue(7)).result(timeout="5")  # E
     (await count.map([["a"]]))[0].name = "x"  # E
     current_job().id  # E
