@@ -408,6 +408,11 @@ async def test_a_worker_without_the_codec_leaves_the_job_to_one_that_has_it(url:
         async with writes.worker("q"):
             assert await job.result(timeout=10) == SECRET
 
+        reads.task(queue="q", process=True)(payload_tasks.count)
+        job = await writes.queue("q").add("count", {"letters": {SECRET: 1}})
+        async with reads.worker("q"):
+            await wait_until(waits)
+
 
 async def test_an_encrypted_argument_does_not_come_out_in_the_reason(url: str, codec: Any) -> None:
     async with EchoMQ(url, codec=codec) as app:
