@@ -80,11 +80,17 @@ class Portal:
             self._thread = None
         thread.end()
 
-    def end(self) -> None:
-        """Ends the thread, and with it the calls that are under way when what is open has had its time for closing."""
+    def end(self, *, with_interpreter: bool = False) -> None:
+        """Ends the thread, and with it the calls that are under way when what is open has had its time for closing.
+
+        Args:
+            with_interpreter: only daemon threads are left, which end with it, too: those that wait are left waiting, and say
+                nothing.
+        """
         with self._guard:
             thread, self._thread = self._own_thread(), None
         if thread is not None:
+            thread.is_silent = with_interpreter
             thread.end()
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -153,8 +159,8 @@ class _Call(Generic[T]):
             self._value = await self._make()
         except BaseException as error:  # also SystemExit: it is the caller's, and must not end the event loop
             self._error = error
-        finally:
-            thread.calls.discard(self)
+        thread.calls.discard(self)
+        if not thread.is_silent:
             self.ended.release()
 
     def fail(self) -> None:
@@ -216,6 +222,7 @@ class _LoopThread(threading.Thread):
         self.pid = os.getpid()
         self.loop = _OwnLoop(self._selector)
         self.calls: set[_Call[Any]] = set()
+        self.is_silent = False
         remember(self)
 
     def descriptor(self) -> int | None:
@@ -265,7 +272,7 @@ class _LoopThread(threading.Thread):
             self.loop.run_until_complete(self._wind_up())
         finally:
             self._tell_ended(self)
-            for call in list(self.calls):
+            for call in () if self.is_silent else list(self.calls):
                 call.fail()
             self.calls.clear()
             self.loop.close()
@@ -284,7 +291,7 @@ class _LoopThread(threading.Thread):
 
 def _end_all() -> None:
     for portal in list(_portals):
-        portal.end()
+        portal.end(with_interpreter=True)
 
 
 atexit.register(

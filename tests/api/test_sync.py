@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import redis
 
 from echomq import (
     Connection,
@@ -397,6 +398,18 @@ def test_a_server_that_is_away_is_told_as_in_async_calls(make_server: Callable[.
             queue.add("print")
         server.start()
         assert queue.add("print").id
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_a_client_of_the_program_s_own_says_where_the_server_is(url: str, decode: bool) -> None:
+    """faults.md 109: what its flags are for is not for us."""
+    client = redis.Redis.from_url(url, decode_responses=decode)
+    with SyncQueue("letters", connection=Connection.from_client(client)) as queue:
+        job = queue.add("print", {"text": "naïve ✓ \ud800"})
+        found = queue.get_job(job.id)
+        assert found is not None
+        assert found.data == {"text": "naïve ✓ \ud800"}
+    client.close()
 
 
 @pytest.mark.parametrize(

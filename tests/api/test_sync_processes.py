@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from echomq import EchoMQ
+from tests.support.server import Server
 
 BEGIN = """
 import atexit, multiprocessing, os, signal, sys, threading, time, warnings
@@ -63,7 +66,7 @@ def test_what_is_registered_for_the_end_still_can_make_calls(url: str) -> None:
     assert texts(url) == ["first", "last"]
 
 
-def test_a_script_ends_also_while_other_threads_wait(url: str) -> None:
+def test_a_script_ends_silently_also_while_other_threads_wait(url: str) -> None:
     program = """
         job = queue.add("print")
         begun = threading.Event()
@@ -74,10 +77,18 @@ def test_a_script_ends_also_while_other_threads_wait(url: str) -> None:
         begun.wait()
         queue.count()
     """
-    ran = subprocess.run(
-        [sys.executable, "-c", BEGIN + textwrap.dedent(program), url], capture_output=True, timeout=20, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
+    run(program, url, timeout=20)
+
+
+def test_a_script_ends_also_when_its_server_does_not_answer(make_server: Callable[..., Server]) -> None:
+    server = make_server()
+    program = """
+        queue.add("print")
+        os.kill(PID, signal.SIGSTOP)
+        threading.Thread(target=queue.count, daemon=True).start()
+    """
+    run(program.replace("PID", str(server.pid)), server.url, timeout=20)
+    server.resume()
 
 
 def test_ctrl_c_ends_the_wait_and_leaves_it_usable(url: str) -> None:
@@ -182,6 +193,18 @@ def test_forks_while_other_threads_call(url: str, rounds: int) -> None:
     made = int(run(program.replace("ROUNDS", str(rounds)), url, timeout=600))
     found = texts(url)
     assert (found.count("child"), found.count("parent")) == (rounds, made)
+
+
+def test_a_fork_of_a_user_of_an_embedded_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECHOMQ_HOME", str(tmp_path))
+    program = """
+        queue.add("print", "parent")
+        pids = [forked(lambda: queue.add("print", "child")) for _ in range(2)]
+        for pid in pids:
+            ended(pid)
+        print([job.data for job in queue.jobs("waiting")])
+    """
+    assert run(program, "embedded://forks") == "['parent', 'child', 'child']\n"
 
 
 def test_multiprocessing_by_fork(url: str) -> None:

@@ -28,7 +28,7 @@ async def program(
     Gives the lines that it has written to its standard error so far.
     """
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", *words, cwd=folder, env=environment(url, {"PYTHONPATH": str(folder), **(env or {})}),
+        sys.executable, "-m", *words, cwd=folder, env=environment(url, env),
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     said: list[str] = []
