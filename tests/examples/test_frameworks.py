@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,37 @@ async def test_flask_under_gunicorn(url: str, preload: list[str]) -> None:
         waiting = [job async for job in queue.jobs("waiting")]
         assert {job.id for job in waiting} == ids
         assert Counter(job.data["learner"] for job in waiting) == Counter(range(100))
+
+
+CALLS_BEFORE_THE_FORK = """
+from school import create_app, enroll, jobs
+app = create_app()
+enroll.sync.enqueue(-1, course="before the fork")
+"""
+
+
+@pytest.mark.parametrize("requests", [100, pytest.param(3000, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("kind", [("--threads", "4"), ("--worker-class", "sync")], ids=["threads", "sync"])
+async def test_processes_that_come_and_go_beside_calls(
+    url: str, tmp_path: Path, kind: Sequence[str], requests: int
+) -> None:
+    """The parent has its connection open when it forks, and each process is replaced after some requests."""
+    (tmp_path / "wsgi_open.py").write_text(CALLS_BEFORE_THE_FORK)
+    serve = ("gunicorn", "--workers", "3", "--bind", "127.0.0.1:PORT", "--preload", "--max-requests", "20", *kind)
+    env = {"PYTHONPATH": str(EXAMPLES / "flask_app")}
+    async with site(tmp_path, *serve, "wsgi_open:app", url=url, env=env) as client:
+        few = asyncio.Semaphore(8)
+
+        async def post(number: int) -> str:
+            async with few:
+                answer = await client.post("/enrollments", json={"learner": number, "course": "lua"})
+                return str(answer.json()["id"])
+
+        ids = await asyncio.gather(*map(post, range(requests)))
+    assert len(set(ids)) == requests
+    async with Queue("enrollments", connection=url) as queue:
+        learners = [job.data["learner"] async for job in queue.jobs("waiting")]
+    assert sorted(learners) == list(range(-1, requests))
 
 
 async def run(folder: Path, *words: str, url: str) -> str:

@@ -62,7 +62,12 @@ async def site(
         port = str(free.getsockname()[1])
     async with (
         program(folder, *(word.replace("PORT", port) for word in words), url=url, env=env) as said,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as client,
+        httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}",
+            timeout=20,
+            trust_env=False,
+            limits=httpx.Limits(max_keepalive_connections=0),
+        ) as client,
     ):
         async with asyncio.timeout(30):
             while True:
