@@ -205,6 +205,42 @@ async def test_several_processes_share_the_work_and_stop_together(
     await wait_until(lambda: not any(_alive(pid) for pid in pids), what="the processes have ended")
 
 
+LIFESPANS = """\
+import os
+from echomq import EchoMQ
+
+def made():
+    app = EchoMQ()
+
+    @app.lifespan
+    async def around(app):
+        note("in")
+        yield
+        note("out")
+
+    return app
+
+def note(what):
+    with open("notes", "a") as file:
+        file.write(f"{what} {os.getpid()}\\n")
+
+app = made()
+for name in ("one", "two", "three"):
+    app.task(name=name, queue=name)(lambda: None)
+"""
+
+
+async def test_a_lifespan_is_entered_once_a_process(start: Callable[..., Command], tmp_path: Path) -> None:
+    (tmp_path / "spans.py").write_text(LIFESPANS)
+    command = start("spans:app", "--processes", "2")
+    await command.ready()
+    command.send(signal.SIGTERM)
+    assert command.end()[0] == 0
+    notes = (tmp_path / "notes").read_text().split("\n")[:-1]
+    assert [note.partition(" ")[0] for note in notes] == ["in", "in", "out", "out"]
+    assert len({note.partition(" ")[2] for note in notes}) == 2
+
+
 BRISK = """\
 import time
 from echomq import Worker
