@@ -194,7 +194,7 @@ class Supervisor:
                 await self._pause(pause)
                 pause = min(pause * _GROWTH, _LONGEST_PAUSE)
                 continue
-            if self._stopping.is_set():  # while it was being started
+            if self._stopping.is_set() or changed.is_set():  # while it was being started
                 child.stop(self._grace)
             code = await child.ended()
             self._children.remove(child)
