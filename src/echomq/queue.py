@@ -246,16 +246,19 @@ class Queue:
 
     async def _wrapped(self, new: list[NewJob], specs: list[JobSpec]) -> list[NewJob]:
         """The jobs with their data as they are to be stored; a few at a time, as each may wait for a store."""
-        sent: list[NewJob] = []
-        for start in range(0, len(new), _AT_ONCE):
-            some = slice(start, start + _AT_ONCE)
-            coming = [self._home.wrapped(one, spec.max_bytes) for one, spec in zip(new[some], specs[some], strict=True)]
-            for position, made in enumerate(await asyncio.gather(*coming, return_exceptions=True), start):
-                if isinstance(made, PayloadTooLarge):
-                    raise PayloadTooLarge(f"jobs[{position}]: data", made.size, made.max_bytes) from made
-                if isinstance(made, BaseException):
-                    raise made
-                sent.append(made)
+        home, sent = self._home, new
+        if home.payloads is not None:
+            sent = []
+            for start in range(0, len(new), _AT_ONCE):
+                some = map(home.encoded, new[start : start + _AT_ONCE])
+                for made in await asyncio.gather(*some, return_exceptions=True):  # so that none goes on alone
+                    if isinstance(made, BaseException):
+                        raise made
+                    sent.append(made)
+        for position, (job, spec) in enumerate(zip(sent, specs, strict=True)):
+            most = spec.max_bytes or home.max_bytes
+            if most is not None and len(job[1]) > most:
+                raise PayloadTooLarge(f"jobs[{position}]: data", len(job[1]), most)
         return sent
 
     async def _add_all(self, new: list[NewJob], sent: list[NewJob]) -> list[Job[Any]]:

@@ -485,6 +485,22 @@ async def test_what_is_too_large_is_refused(url: str) -> None:
         Queue("q", connection=url, max_bytes=0)
 
 
+async def test_jobs_for_several_queues_are_all_looked_at_before_the_first_is_added(url: str) -> None:
+    async with EchoMQ(url, max_bytes=1000) as app:
+
+        @app.task(queue="q")
+        async def short(text: str) -> None: ...
+
+        @app.task(queue="r")
+        async def long(text: str) -> None: ...
+
+        with pytest.raises(PayloadTooLarge):
+            await app.enqueue_all([short.spec("x"), long.spec("x" * 2000)])
+        with pytest.raises(PayloadTooLarge, match=r"jobs\[1\]: data"):
+            await long.map(["x", "x" * 2000])
+        assert (await app.queue("q").count(), await app.queue("r").count()) == (0, 0)
+
+
 async def test_sixteen_mebibytes_are_enough_if_nobody_says_otherwise(url: str) -> None:
     text = "x" * (16 * 1024 * 1024)
     async with Queue("q", connection=url) as queue, Queue("r", connection=url, max_bytes=None) as unbounded:

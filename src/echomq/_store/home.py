@@ -91,13 +91,16 @@ class Home:
         Raises:
             PayloadTooLarge: they take more. StoreUnavailable: the store of large payloads does not answer.
         """
+        sent = await self.encoded(new)
+        self.check_size(sent[1], most)
+        return sent
+
+    async def encoded(self, new: NewJob) -> NewJob:
+        """The same, whatever its size."""
         if self.payloads is None:
-            self.check_size(new[1], most)
             return new
         name, data, *rest = new
-        stored = await self.payloads.encode(data.encode() if isinstance(data, str) else data)
-        self.check_size(stored, most)
-        return (name, stored, *rest)
+        return (name, await self.payloads.encode(data.encode() if isinstance(data, str) else data), *rest)
 
     def check_size(self, data: bytes | str, most: int | None = None) -> None:
         """Refuses data that take more bytes than they may."""
