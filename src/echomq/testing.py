@@ -360,7 +360,9 @@ class Kit(_Ledger):
     async def _emptied(self) -> None:
         hub = self.connection.acquire()
         try:
-            await (await hub.link(hash_tag=True)).call("FLUSHDB")
+            link = await hub.link(hash_tag=True)
+            await clock.check(link)
+            await link.call("FLUSHDB")
         finally:
             await hub.release()
 

