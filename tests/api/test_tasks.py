@@ -102,8 +102,8 @@ async def test_names_and_groups_are_taken_once_and_nothing_is_half_included(app:
         app.include(send)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"Tasks\(…\) has no option 'name'; it has: queue, "):
         Tasks(name="x")  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"@app\.task\(…\) has no option 'atempts'"):
-        app.task(atempts=3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"@app\.task\(…\) has no option 'tries'"):
+        app.task(tries=3)  # type: ignore[call-overload]
 
 
 async def test_one_function_may_be_a_task_of_two_apps(url: str) -> None:
