@@ -4,6 +4,7 @@ Two front doors: tasks (``EchoMQ``, ``@app.task``, ``enqueue``) and the objects 
 Programs without an event loop have the same calls without ``await``: ``app.sync``, ``task.sync``, ``SyncQueue``.
 """
 
+from echomq._hooks import RunEvent, RunEventKind
 from echomq._injection import Inject
 from echomq._version import __version__
 from echomq.app import EchoMQ
@@ -131,6 +132,8 @@ __all__ = [
     "ResultUnavailable",
     "RetryLater",
     "RetryPolicy",
+    "RunEvent",
+    "RunEventKind",
     "RunOutcome",
     "ScheduleInfo",
     "ServerError",

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import atexit
+import contextvars
 import functools
 import importlib
 import sys
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from echomq._log import running_job
+from echomq._injection import Opened
+from echomq._log import logger, running_job
 from echomq.errors import InvalidOption
 from echomq.job import Job
 from echomq.options import Extra
@@ -54,21 +59,79 @@ class InProcess(msgspec.Struct, frozen=True):
                 f"task {task.name!r} has process=True, and a process of its own would not find {function!r}: neither does its "
                 f"app stand at the top of a module, nor the function, as {place.qualname} of {place.module}; define it there"
             )
+        if task.injected and place.app is None:
+            raise InvalidOption(
+                f"task {task.name!r} has process=True, and {', '.join(task.injected)} is injected: a process of its own would "
+                "not find the providers, since its app does not stand at the top of a module; let it stand there"
+            )
         return place
 
     def load(self) -> None:
-        """In the process: imports what it takes."""
-        _task_at(self)
+        """In the process: imports what it takes, and makes what is injected and is good for all jobs."""
+        task = _task_at(self)
+        if task.injected:
+            _injecting(task.app).prepare(task)
 
     def run(self) -> Any:
         """In the process: runs the current job."""
         job, task = cast("Job[Any]", running_job.get()), _task_at(self)
         before = (job,) if task.pass_job else ()
-        return task.function(*before, **task.arguments(job.data, show=self.shows))
+        function = functools.partial(task.function, *before, **task.arguments(job.data, show=self.shows))
+        return _injecting(task.app).call(task, function) if task.injected else function()
 
     def misfit(self, value: Any) -> str | None:
         """In the process: as ``Task.misfit``."""
         return _task_at(self).misfit(value)
+
+
+class _Injecting:
+    """Providers in a process of its own: those of process scope have values here, which are taken back when it ends."""
+
+    def __init__(self, app: EchoMQ) -> None:
+        tasks = {name: task for name, task in app.tasks.items() if task.process}
+        self._recipes = app._lifecycle.providers.recipes(tasks)
+        self._shared = Opened({})
+        self._runner = asyncio.Runner()  # makes its event loop when it is first needed
+        atexit.register(self._close)
+
+    def prepare(self, task: Task[Any, Any]) -> None:
+        """Makes what is good for all jobs of a task."""
+        for step in self._recipes[task.name].process:
+            if step.provider not in self._shared.values:
+                self._shared.make_with(step, self._run)
+
+    def call(self, task: Task[Any, Any], function: Callable[..., Any]) -> Any:
+        """Calls a function with what is injected into it."""
+        self.prepare(task)
+        recipe = self._recipes[task.name]
+        opened = Opened(dict(self._shared.values))
+        try:
+            for step in recipe.job:
+                opened.make_with(step, self._run)
+            value = function(**recipe.given(opened.values))
+        except BaseException as error:
+            other = opened.leave_with(error, self._run)
+            if other is not None and other is not error:
+                raise other  # noqa: B904 (it happened while the first was handled, and says so)
+            raise
+        other = opened.leave_with(None, self._run)
+        if other is not None:
+            raise other
+        return value
+
+    def _run(self, what: Coroutine[Any, Any, Any]) -> Any:
+        return self._runner.run(what, context=contextvars.copy_context())  # which knows the job
+
+    def _close(self) -> None:
+        error = self._shared.leave_with(None, self._run)
+        if error is not None:
+            logger.error("what is injected could not be taken back in order", exc_info=error)
+        self._runner.close()
+
+
+@functools.cache
+def _injecting(app: EchoMQ) -> _Injecting:
+    return _Injecting(app)
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Coroutine,
     Generator,
     Iterable,
     Iterator,
@@ -127,6 +128,30 @@ class Opened:
         else:
             self.values[step.provider] = await made
         return None
+
+    def make_with(self, step: Step, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+        """Calls any provider, where no event loop runs.
+
+        Args:
+            step: which.
+            run: has an event loop run a coroutine.
+        """
+        run(self.make_any(step)) if step.provider.is_async else self.make(step)
+
+    def leave_with(
+        self, error: BaseException | None, run: Callable[[Coroutine[Any, Any, Any]], Any]
+    ) -> BaseException | None:
+        """As ``leave``, where no event loop runs."""
+        while self._entered:
+            is_async, manager = self._entered.pop()
+            try:
+                if is_async:
+                    run(manager.__aexit__(*_of(error)))
+                else:
+                    manager.__exit__(*_of(error))
+            except BaseException as raised:
+                error = raised
+        return error
 
     def leave_plain(self, error: BaseException | None) -> BaseException | None:
         """Leaves plain generators, the last first; each sees the error. Returns it, or that of one which could not be left.

@@ -7,16 +7,21 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from weakref import WeakKeyDictionary
 
+from echomq._hooks import Hooks, RunEvent, RunEventKind
 from echomq._injection import Providers, Recipe, Values, made_for_all
 from echomq._log import logger
+from echomq._store.home import Home
+from echomq._worker.held import Held
+from echomq._worker.hooks import Told
 from echomq._wrapping import Wrapping
 from echomq.errors import InvalidOption, LifespanFailed
+from echomq.job import Job
 from echomq.middleware import around_all
 from echomq.options import shown
-from echomq.worker import Route
+from echomq.worker import Around, Route
 
 if TYPE_CHECKING:
     from echomq.app import EchoMQ
@@ -50,8 +55,8 @@ class Lifecycle:
         self._entered.append(_checked(function))
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Wrap]:
-        """Begins with the first who enters, and ends with the last who leaves. Gives what stands around every route."""
+    async def running(self) -> AsyncIterator[Around]:
+        """Begins with the first who enters, and ends with the last who leaves. Gives what stands around every run."""
         loop = asyncio.get_running_loop()
         while (stretch := self._stretches.get(loop)) is not None and stretch.is_ending:
             await stretch.ended()
@@ -78,7 +83,8 @@ class _Stretch:
         self._app = app
         self._entered = entered
         self._providers = providers
-        self._wrap: Wrap = _as_it_is
+        self._around = Around(_as_it_is)
+        self._hooks = Hooks(app._hooks) if app._hooks else None
         self._is_ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._told = False
@@ -89,8 +95,8 @@ class _Stretch:
     def is_ending(self) -> bool:
         return self._stop.is_set() or self._task.done()
 
-    async def started(self) -> Wrap:
-        """Waits until all is started. Gives what stands around every route.
+    async def started(self) -> Around:
+        """Waits until all is started. Gives what stands around every run.
 
         Raises:
             LifespanFailed: it could not be; the same to all who wait.
@@ -104,7 +110,7 @@ class _Stretch:
             self._told = True
             self._task.result()
             raise asyncio.CancelledError  # its task was cancelled: the event loop ends
-        return self._wrap
+        return self._around
 
     async def ended(self) -> None:
         """Waits for its end, whatever that is."""
@@ -141,7 +147,8 @@ class _Stretch:
             for entered in self._entered:
                 self._at = f"lifespan {_name(entered)!r}"
                 await _enter(entered(self._app), inside)
-            self._wrap = await self._wrapped(here, inside)
+            wrap = await self._wrapped(here, inside)
+            self._around = Around(wrap, None if self._hooks is None else functools.partial(_tell, self._hooks))
         except Exception as error:
             await self._leave(inside)
             raise _failed(_STARTUP, self._at, error) from error
@@ -152,12 +159,14 @@ class _Stretch:
         try:
             await self._stop.wait()
         finally:
+            if self._hooks is not None:
+                await self._hooks.rest()
             unstopped = await self._leave(inside)
             if unstopped is not None:
                 raise _failed(_SHUTDOWN, "", unstopped) from unstopped
 
     async def _wrapped(self, recipes: Mapping[str, Recipe], inside: list[AbstractAsyncContextManager[Any]]) -> Wrap:
-        """Makes what is injected and is good for all jobs. Gives what stands around every route."""
+        """Makes what is injected and is good for all jobs. Gives what stands around every run."""
         values: Values = {}
         for recipe in recipes.values():
             for step in recipe.process:
@@ -184,6 +193,12 @@ class _Stretch:
 async def _enter(one: AbstractAsyncContextManager[Any], inside: list[AbstractAsyncContextManager[Any]]) -> None:
     await one.__aenter__()
     inside.append(one)
+
+
+def _tell(hooks: Hooks, home: Home, held: Held, told: Told) -> None:
+    if hooks.wants(told.kind):
+        kind, result, error, reason, delay = told
+        hooks.tell(RunEvent(cast("RunEventKind", kind), Job(held.job, home), result, error, reason, delay))
 
 
 def _as_it_is(route: Route) -> Route:

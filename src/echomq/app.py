@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar, overload
 
+from echomq._hooks import H, Hook, RunEventKind, checked_kinds
 from echomq._in_process import InProcess
 from echomq._injection import Provider, Scope
 from echomq._lifespan import Lifecycle, Lifespan
@@ -88,6 +89,7 @@ class EchoMQ(TaskMaker):
         self._process_calls: dict[str, Call] = {}
         self._unknown_logged = -_LOG_EVERY
         self._lifecycle = Lifecycle(self)
+        self._hooks: dict[str, list[Hook]] = {}
 
     def __repr__(self) -> str:
         return f"<EchoMQ at {self._connection.where}, {len(self._tasks)} tasks>"
@@ -194,6 +196,36 @@ class EchoMQ(TaskMaker):
         """
         self._lifecycle.add(function)
         return function
+
+    def on(self, *kinds: RunEventKind) -> Callable[[H], H]:
+        """Has a function told of what becomes of the runs of this app's tasks, in the process that runs them.
+
+        It gets a ``RunEvent``. A plain function is called in the event loop, and must not block; an ``async`` one runs beside the
+        jobs, and the last ones get 5 seconds when the workers stop. An error in it is logged, and changes nothing.
+        It is told once the server has the outcome; a process that dies just then tells nobody, and what happens to jobs
+        that nobody runs (one that is cancelled while it waits) is not told. ``QueueEvents`` tells of everything.
+
+        Args:
+            kinds: ``"started"``: a worker begins with it. ``"completed"``. ``"failed"``: for good. ``"retried"``: it
+                failed, and runs again. ``"delayed"``: it asked for that (``RetryLater``, ``RateLimited``). ``"cancelled"``.
+                ``"skipped"``: its schedule skips runs as late as it. ``"given_back"``: its worker stops, and another runs it.
+
+        Raises:
+            InvalidOption: there is no event of such a kind.
+
+        Example:
+            >>> @app.on("failed")
+            ... async def tell(event):
+            ...     await chat.send(f"{event.job.name} {event.job.id}: {event.reason}")
+        """
+        checked_kinds(kinds)
+
+        def on(function: H) -> H:
+            for kind in kinds:
+                self._hooks.setdefault(kind, []).append(function)
+            return function
+
+        return on
 
     @overload
     def provide(self, function: F, /) -> F: ...

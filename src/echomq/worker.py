@@ -30,6 +30,7 @@ from echomq._telemetry import Guard, TelemetryOption
 from echomq._worker.crew import Crew, Plan
 from echomq._worker.executors import Threads, is_async, loading
 from echomq._worker.held import FOR_CLEANING_UP, Held
+from echomq._worker.hooks import Listener, Told
 from echomq._worker.outcome import Encoded
 from echomq._worker.payloads import Decoded
 from echomq._worker.presence import worker_name
@@ -121,6 +122,18 @@ class Call(msgspec.Struct, frozen=True):
 
 Route = Callable[[Job[Any]], Call]
 """Finds what to call for a job. It must be quick; what it raises fails the run."""
+
+
+class Around(msgspec.Struct, frozen=True):
+    """Not for users of EchoMQ. What an app has around the runs of its workers.
+
+    Attributes:
+        wrap: puts something around a route.
+        tell: told of what happens to jobs, and of the way to their queue; None if nobody wants to know.
+    """
+
+    wrap: Callable[[Route], Route]
+    tell: Callable[[Home, Held, Told], None] | None = None
 
 
 class Worker:
@@ -263,7 +276,7 @@ class Worker:
         self._route = route
         self._results = self._checked_results(results_queue)
         self._results_of_tasks: Mapping[str, str | Queue] = {}  # an app's tasks may have their own
-        self._around: Callable[[], AbstractAsyncContextManager[Callable[[Route], Route]]] | None = (
+        self._around: Callable[[], AbstractAsyncContextManager[Around]] | None = (
             None  # what an app starts before its workers
         )
         self._loads: Callable[[], Sequence[Callable[[], object]]] = tuple  # what a process of its own does at its start
@@ -487,6 +500,7 @@ class _Session:
             max_bytes=plan.max_bytes,
         )
         self._route = worker._route
+        self._tell: Callable[[Home, Held, Told], None] | None = None
         self.is_ready = asyncio.Event()
         self._told = False
         self._began = time.monotonic()
@@ -568,6 +582,9 @@ class _Session:
             blocking = await hub.new_link(client_name=client_name)
             heartbeat = HeartbeatLink(await hub.settings())
             call: _Caller = _Calls(worker._processor, self._route, self._home, threads, processes, self._overruns)
+            listener = None if self._tell is None else Listener(functools.partial(self._tell, self._home))
+            if listener is not None:
+                call = listener.calls(call)
             if worker._payloads is not None:
                 call = Decoded(worker.queue, call, worker._payloads)
             destinations = _Destinations(worker, hub.is_cluster)
@@ -583,6 +600,7 @@ class _Session:
                 streams=Streams.of(hub),
                 look_after=hub.look_after,
                 ready=self.is_ready,
+                hears=None if listener is None else listener.stored,
                 process=worker._process,
                 pool=None if worker._slots is None else worker._slots.pool(),
             )
@@ -622,8 +640,10 @@ class _Session:
                 await asyncio.wait({entering})
         if entering.cancelled():
             return False
+        found = entering.result()
         if self._route is not None:
-            self._route = entering.result()(self._route)
+            self._route = found.wrap(self._route)
+        self._tell = found.tell
         return True
 
     async def _processes_are_there(self, processes: Processes) -> bool:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
+import os
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import pytest
 
-from echomq import EchoMQ, Inject, InvalidOption, Job, JobFailed, LifespanFailed, current_job
+from echomq import EchoMQ, EchoMQError, Inject, InvalidOption, Job, JobFailed, LifespanFailed, current_job
+from tests.support.wait import wait_until
 
 
 class Pool:
@@ -353,3 +359,60 @@ def test_what_is_no_provider_is_refused(url: str) -> None:
         app.provide(Pool)
     with pytest.raises(InvalidOption, match="scope='thread'"):
         app.provide(scope="thread")(make_pool)  # type: ignore[call-overload]
+
+
+@pytest.fixture
+def injected_tasks(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.setenv("INJECTED_URL", url)
+    monkeypatch.setenv("INJECTED_NOTES", str(tmp_path / "notes"))
+    yield importlib.import_module("tests.api.injected_tasks")
+    del sys.modules["tests.api.injected_tasks"]
+
+
+async def test_in_processes_of_their_own_tasks_are_injected_there_and_middleware_stands_here(
+    injected_tasks: Any, tmp_path: Path
+) -> None:
+    app = injected_tasks.app
+    async with app, app.worker("computed"):
+        first, second = [await (await injected_tasks.compute.enqueue(number)).result(timeout=30) for number in (1, 2)]
+        with pytest.raises(JobFailed, match="ValueError: -1"):
+            await (await injected_tasks.compute.enqueue(-1)).result(timeout=30)
+        assert await (await injected_tasks.speak.enqueue("hello")).result(timeout=30) == "hello!"
+    assert (first[0], second[0], first[1] == second[1] != os.getpid()) == (1, 2, True)
+
+    def notes() -> list[str]:
+        return (tmp_path / "notes").read_text("utf-8").splitlines()
+
+    await wait_until(lambda: notes()[-1] == "model back")
+    assert notes() == [
+        "model",
+        *("connection back", "scratch back") * 2,
+        "scratch sees ValueError(-1)",
+        "model back",
+    ]
+    here = os.getpid()
+    assert injected_tasks.tells.events == [
+        *(f"around compute in {here}", f"after compute: {first} None"),
+        *(f"around compute in {here}", f"after compute: {second} None"),
+        *(f"around compute in {here}", "after compute: None ValueError(-1)"),
+        *(f"around speak in {here}", "after speak: hello! None"),
+    ]
+
+
+async def test_a_provider_of_process_scope_that_fails_in_a_process_keeps_the_worker_from_starting(
+    injected_tasks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INJECTED_BROKEN", "1")
+    with pytest.raises(EchoMQError, match="no such model"):
+        await injected_tasks.app.worker("computed").run()
+
+
+async def test_what_is_injected_in_a_process_needs_an_app_that_it_can_find(app: EchoMQ) -> None:
+    app.provide(scope="process")(make_pool)
+    app.task(queue="seats", process=True)(pool_name)
+    with pytest.raises(InvalidOption, match="would not find the providers, since its app does not stand at the top"):
+        await app.worker("seats").run()
+
+
+def pool_name(pool: Pool = Inject()) -> str:
+    return "pool"

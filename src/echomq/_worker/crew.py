@@ -96,6 +96,7 @@ class Crew:
         streams: reads the queue's stream of requests to cancel.
         look_after: puts a server back that is ours to put back (an embedded one).
         ready: set at the first answered fetch.
+        hears: called with each outcome that is stored, for the hooks of an app.
         process: what the tokens of its locks begin with, or "": by it a supervisor knows them when this process has died.
         pool: slots that it shares with other crews; None: it has its own.
     """
@@ -114,6 +115,7 @@ class Crew:
         streams: Streams,
         look_after: Callable[[Exception], Awaitable[None]],
         ready: asyncio.Event,
+        hears: Callable[[Held, Outcome], None] | None = None,
         process: str = "",
         pool: Pool | None = None,
     ) -> None:
@@ -172,6 +174,7 @@ class Crew:
             cancelled=self._cancelled,
             taken=self._taken,
             stored=self._stored,
+            hears=hears,
             failed_to_complete=lambda held, why: self._ends.failed(
                 held, held.job.opts, f"cannot complete: {why}", "unrecoverable"
             ),

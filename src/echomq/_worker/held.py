@@ -47,6 +47,7 @@ class Held:
         reason: why it was told to stop.
         cancel_reason: why it is to end as cancelled, if somebody has asked for that.
         told: whether its handler was told of that.
+        end: what its handler returned, or raised, where hooks are told of that.
         timed_out: whether its run took longer than it may.
     """
 
@@ -56,6 +57,7 @@ class Held:
         "calling",
         "cancel_reason",
         "cancelled",
+        "end",
         "hold",
         "job",
         "kill",
@@ -87,6 +89,7 @@ class Held:
         self.reason = ""
         self.cancel_reason: str | None = None
         self.told = False
+        self.end: tuple[Any, BaseException | None] | None = None
         self.timed_out = False
 
     @property

@@ -118,6 +118,7 @@ class Pump:
         cancelled: the outcome of a job that somebody has cancelled, with the reason.
         taken: called with the jobs of each fetch.
         stored: called with the outcomes that a call has stored, and the server's time.
+        hears: called with each of them, for the hooks of an app; None if there are none.
         ready: set when the server has answered the first fetch.
         process: what the ids of its lanes begin with, or "".
         pool: slots that it shares with others; None: it has its own.
@@ -143,6 +144,7 @@ class Pump:
         cancelled: Callable[[Held, str], Outcome],
         taken: Callable[[list[Held]], None],
         stored: Callable[[list[Outcome], int | None], None],
+        hears: Callable[[Held, Outcome], None] | None,
         ready: asyncio.Event,
         process: str = "",
         pool: Pool | None = None,
@@ -158,7 +160,7 @@ class Pump:
         self._run = run
         self._failed_to_complete, self._without_result = failed_to_complete, without_result
         self._cancelled = cancelled
-        self._have_been_taken, self._have_been_stored = taken, stored
+        self._have_been_taken, self._have_been_stored, self._hears = taken, stored, hears
         self._ready = ready
         self._confirm = confirm
         self._fresh_for = fresh_for
@@ -443,6 +445,8 @@ class Pump:
             if codes.is_stored(code):
                 self._table.drop(held)
                 stored.append(outcome)
+                if self._hears is not None:
+                    self._hears(held, outcome)
                 if isinstance(code, str):
                     self._say_undone(held, code)
             else:
