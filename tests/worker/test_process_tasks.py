@@ -67,7 +67,7 @@ def test_what_no_process_could_find_is_refused(url: str) -> None:
     with pytest.raises(InvalidOption, match="not async def"):
         app.task(process=True)(asynchronous)
     with pytest.raises(InvalidOption, match="process"):
-        app.task(process=1)(process_tasks.pid)  # type: ignore[arg-type]
+        app.task(process=1)(process_tasks.pid)  # type: ignore[call-overload]
     assert app.tasks == {}
 
 
