@@ -1,0 +1,40 @@
+"""The outbox as a table of the project's database."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+
+
+class OutboxJob(models.Model):
+    """A job that waits for its sending: see ``echomq.outbox``. Rows are written by ``enqueue_in_transaction``, not by hand.
+
+    Attributes:
+        state: 0 waits, 1 was set aside.
+        queue, job_id: which job it is.
+        payload: the job.
+        attempts: how often it was refused.
+        claimed_until: until when a relay has it, in milliseconds since 1970.
+        created_at: when it was written, in milliseconds since 1970.
+        error: why it could not be sent.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    state = models.SmallIntegerField(default=0, db_default=0)
+    queue = models.CharField(max_length=255)
+    job_id = models.CharField(max_length=255)
+    payload = models.TextField()
+    attempts = models.IntegerField(default=0, db_default=0)
+    claimed_until = models.BigIntegerField(default=0, db_default=0)
+    created_at = models.BigIntegerField()
+    error = models.TextField(null=True)
+
+    class Meta:
+        app_label = "echomq"
+        db_table = "echomq_outbox"
+        indexes: ClassVar = [models.Index(fields=["state", "id"], name="echomq_outbox_line")]
+        verbose_name = "outbox job"
+
+    def __str__(self) -> str:
+        return f"{self.queue} {self.job_id}"
