@@ -122,6 +122,11 @@ class EchoMQ(TaskMaker):
         """Its tasks by name."""
         return dict(self._tasks)
 
+    @property
+    def queue_names(self) -> list[str]:
+        """The queues that its tasks name, sorted: those that ``work`` and ``echomq worker`` work if none is named."""
+        return sorted({task.queue for task in self._tasks.values()})
+
     def include(self, tasks: Tasks, *, name_prefix: str = "") -> None:
         """Takes in a group of tasks: those that it has, and those that are added to it later.
 
@@ -366,7 +371,7 @@ class EchoMQ(TaskMaker):
             InvalidOption: an argument breaks a rule.
             LifespanFailed: the app's ``lifespan`` could not be started, or not be stopped in order.
         """
-        names = queues or tuple(sorted({task.queue for task in self._tasks.values()}))
+        names = queues or tuple(self.queue_names)
         if not names:
             raise InvalidOption("the app has no task, so there is no queue to work; name one")
         if weights is None and not strict:

@@ -92,6 +92,9 @@ class Database(Protocol):
     def joined(self, connection: Any) -> Transaction | None:
         """The transaction of what a user gave as ``connection``; None if it is nothing of this database's."""
 
+    async def close(self) -> None:
+        """Lets go of what was opened for ``transact``."""
+
 
 AnyDatabase: TypeAlias = Any
 """An ``Engine`` or ``AsyncEngine`` of SQLAlchemy, a function that opens a connection of a DB-API driver, or a ``Database``."""
@@ -390,8 +393,8 @@ class Outbox:
         return await self._database.transact(step)
 
     async def close(self) -> None:
-        """Lets the connection go that its own verbs have opened through a function. An engine stays yours."""
-        if isinstance(self._database, _Opened):
+        """Lets the connection go that its own verbs and relays have opened through a function. An engine stays yours."""
+        if isinstance(self._database, (_Opened, Database)):
             await self._database.close()
 
     # -- for the relay -----------------------------------------------------------------------------------------------------

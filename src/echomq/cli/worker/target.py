@@ -173,7 +173,7 @@ def workers_of(
             written = f"{value:g}" if isinstance(value, float) else repr(value)
             _refuse_to_a_worker(target, option, f"leave {word} out, or write Worker(…, {option}={written})")
         return [found]
-    named = sorted({task.queue for task in found.tasks.values()})
+    named = found.queue_names
     if not queues and not named:
         refuse("the app has no task, so there is no queue to work: name one, or give the app a task")
     settings = {"shutdown_timeout": SHUTDOWN_TIMEOUT, **options}

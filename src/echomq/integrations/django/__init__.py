@@ -1,4 +1,4 @@
-"""EchoMQ in a Django project: settings, tasks of apps, jobs that belong to a transaction, ``manage.py`` commands, ``django.tasks``.
+"""EchoMQ in a Django project: settings, tasks of apps, jobs of a transaction, ``manage.py`` commands, ``django.tasks``.
 
     INSTALLED_APPS = [..., "echomq.integrations.django"]
     ECHOMQ = {"URL": "redis://localhost:6379/0"}

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
-from django.db import close_old_connections, connections
+from django.db import connections
 
 from echomq._worker.executors import is_async
 from echomq.app import EchoMQ
 from echomq.errors import InvalidOption
-from echomq.integrations.django import _tasks
+from echomq.integrations.django import _process, _tasks
 from echomq.integrations.django._settings import Settings
 from echomq.job import Job
 from echomq.worker import Call
@@ -36,21 +36,16 @@ class DjangoEchoMQ(EchoMQ):
             call = _tasks.call_for(job) or super()._route(job)
         else:
             call = super()._route(job)
-        if getattr(call, "process", False):
-            return call  # a child has connections of its own
-        around = _around_async if is_async(call.function) else _around_plain
-        return msgspec.structs.replace(call, function=functools.partial(around, call.function))
+        if not call.process and is_async(call.function):
+            return msgspec.structs.replace(call, function=functools.partial(_around, call.function))
+        return msgspec.structs.replace(call, function=functools.partial(_process.run, call.function))
+
+    def _loads(self, queue: str) -> list[Callable[[], object]]:
+        loads = super()._loads(queue)
+        return [_process.set_up, *loads] if loads else loads
 
 
-def _around_plain(function: Callable[[], Any]) -> Any:
-    close_old_connections()
-    try:
-        return function()
-    finally:
-        close_old_connections()
-
-
-async def _around_async(function: Callable[[], Any]) -> Any:
+async def _around(function: Callable[[], Any]) -> Any:
     """A thread of its own for what a job does with the database, as a request of ASGI has; none where it does nothing."""
     context = ThreadSensitiveContext()
     async with context:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from django.apps import AppConfig
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 
 from echomq.integrations.django._app import get_app
 from echomq.integrations.django._outbox import get_relay
 from echomq.integrations.django._settings import faults
+
+if TYPE_CHECKING:
+    from django.apps import AppConfig
 
 
 def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:

@@ -107,7 +107,7 @@ class DjangoDatabase:
         """Lets thread and connection go."""
         if self._thread is not None:
             thread, self._thread = self._thread, None
-            await asyncio.get_running_loop().run_in_executor(thread, connections[self._alias].close)
+            await asyncio.get_running_loop().run_in_executor(thread, lambda: connections[self._alias].close())
             thread.shutdown()
 
 

@@ -9,6 +9,7 @@ import functools
 import importlib
 import inspect
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from types import ModuleType
@@ -235,8 +236,6 @@ def _has_failed(result: Any, job: Job[Any], error: Exception) -> bool:
         return False
     object.__setattr__(result, "finished_at", timezone.now())
     object.__setattr__(result, "status", part("base").TaskResultStatus.FAILED)
-    import traceback
-
     trace = "".join(traceback.format_exception(error))
     path = f"{type(error).__module__}.{type(error).__qualname__}"
     result.errors.append(part("base").TaskError(exception_class_path=path, traceback=trace))

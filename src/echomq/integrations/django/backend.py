@@ -66,7 +66,7 @@ class EchoMQBackend(BaseTaskBackend):
         self._outbox = bool(given.get("outbox", False))
         self._job_options = {name: value for name, value in given.items() if name in _OPTIONS}
 
-    def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
+    def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
         """For ``manage.py check``: what the settings of a backend break is said when it is made; this looks at the app's."""
         try:
             get_app()

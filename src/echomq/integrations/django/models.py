@@ -20,17 +20,19 @@ class OutboxJob(models.Model):
         error: why it could not be sent.
     """
 
-    id = models.BigAutoField(primary_key=True)
-    state = models.SmallIntegerField(default=0, db_default=0)
-    queue = models.CharField(max_length=255)
-    job_id = models.CharField(max_length=255)
-    payload = models.TextField()
-    attempts = models.IntegerField(default=0, db_default=0)
-    claimed_until = models.BigIntegerField(default=0, db_default=0)
-    created_at = models.BigIntegerField()
-    error = models.TextField(null=True)
+    id: models.BigAutoField[int, int] = models.BigAutoField(primary_key=True)
+    state: models.SmallIntegerField[int, int] = models.SmallIntegerField(default=0, db_default=0)
+    queue: models.CharField[str, str] = models.CharField(max_length=255)
+    job_id: models.CharField[str, str] = models.CharField(max_length=255)
+    payload: models.TextField[str, str] = models.TextField()
+    attempts: models.IntegerField[int, int] = models.IntegerField(default=0, db_default=0)
+    claimed_until: models.BigIntegerField[int, int] = models.BigIntegerField(default=0, db_default=0)
+    created_at: models.BigIntegerField[int, int] = models.BigIntegerField()
+    error: models.TextField[str | None, str | None] = models.TextField(null=True)
 
     class Meta:
+        """Its table."""
+
         app_label = "echomq"
         db_table = "echomq_outbox"
         indexes: ClassVar = [models.Index(fields=["state", "id"], name="echomq_outbox_line")]

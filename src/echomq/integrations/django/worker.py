@@ -11,7 +11,7 @@ from django.apps import apps
 if not apps.ready:
     django.setup()
 
-from echomq.integrations.django import get_app, get_relay  # noqa: E402 -- the settings come first
+from echomq.integrations.django import get_app, get_relay
 
 app = get_app()
 """The project's app."""

@@ -7,7 +7,7 @@ import runpy
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from django.core.management.base import BaseCommand, CommandError
 
@@ -17,8 +17,6 @@ _OF_DJANGO: Final = ("--settings", "--pythonpath")
 
 class PassingOn(BaseCommand):
     """Hands its arguments on to a command of ``echomq``, which has its own ``--help``."""
-
-    requires_system_checks: ClassVar[Any] = "__all__"
 
     def words(self, given: Sequence[str]) -> list[str]:
         """The words after ``echomq``."""

@@ -10,7 +10,9 @@ from echomq.integrations.django.management.commands._passing import TARGET, Pass
 class Command(PassingOn):
     """Takes jobs and runs them, until SIGTERM or SIGINT: ``echomq worker`` for this project."""
 
-    help = "Take jobs and run them, until SIGTERM or SIGINT (Ctrl-C). Arguments and options are those of `echomq worker`."
+    help = (
+        "Take jobs and run them, until SIGTERM or SIGINT (Ctrl-C). Arguments and options are those of `echomq worker`."
+    )
 
     def words(self, given: Sequence[str]) -> list[str]:
         """The words after ``echomq``."""
