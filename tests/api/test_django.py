@@ -444,7 +444,7 @@ def test_check_names_what_is_wrong(given: Any, says: str) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"atempts": 1}, "is no option"),
+        ({"tries": 1}, "is no option"),
         ({"attempts": -1}, "attempts=-1"),
         ({"timeout": "soon"}, "timeout"),
     ],
