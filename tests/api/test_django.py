@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from echomq import EncodingError, InvalidOption, Job
+from echomq import EncodingError, Inject, InvalidOption, Job
 from tests.support import django_site
 from tests.support.databases import mariadb, postgresql
 from tests.support.django_site import in_loop, site
@@ -77,6 +77,10 @@ def project(url: str, tmp_path: Path) -> Iterator[None]:
     """A project on SQLite."""
     with site(url, django_site.of_sqlite(tmp_path / "db")):
         yield
+
+
+class Shelf(str):
+    """A thing that is injected."""
 
 
 def drain(*queues: str) -> None:
@@ -209,6 +213,28 @@ def test_connections_are_renewed_around_jobs(each_project: None) -> None:
     assert len(seen) == 6
 
 
+def test_injection_and_middleware_work_as_ever(project: None) -> None:
+    app = get_app()
+    ran: list[tuple[str, str, int]] = []
+
+    @app.provide(scope="job")
+    def shelf() -> Shelf:
+        return Shelf("upper")
+
+    @app.task(queue="orders")
+    def pack(order: int, where: Shelf = Inject()) -> None:
+        ran.append(("plain", where, Order.objects.count()))
+
+    @app.task(queue="orders")
+    async def apack(order: int, where: Shelf = Inject()) -> None:
+        ran.append(("async", where, await Order.objects.acount()))
+
+    pack.sync.enqueue(1)
+    apack.sync.enqueue(2)
+    drain("orders")
+    assert sorted(ran) == [("async", "upper", 0), ("plain", "upper", 0)]
+
+
 def test_sync_and_async_code_enqueue_alike(project: None) -> None:
     @get_app().task(queue="orders")
     def pack(order: int) -> str:
@@ -242,6 +268,8 @@ def test_task_runs_and_its_result_can_be_read(project: None) -> None:
     assert result.status == "READY"  # until it is looked at again
     result.refresh()
     assert (result.status, result.return_value, result.attempts, result.errors) == ("SUCCESSFUL", 5, 1, [])
+    assert result.started_at is not None
+    assert result.finished_at is not None
     assert result.enqueued_at <= result.started_at <= result.finished_at
     assert result.last_attempted_at == result.started_at
     again = jobs.add.get_result(result.id)
@@ -302,6 +330,7 @@ def test_run_after_and_queue_names(project: None) -> None:
     assert (job.state, job.name) == ("delayed", "tests.support.django_shop.jobs.mail")
     found = jobs.mail.get_result(result.id)
     assert found.status == "READY"
+    assert found.task.run_after is not None
     assert abs(found.task.run_after - later) < timedelta(milliseconds=1)
     assert (found.task.queue_name, found.task.priority) == ("mails", 10)
     soon = jobs.mail.enqueue("bob")
@@ -324,9 +353,9 @@ def test_context_and_attempts(project: None) -> None:
 
 def test_arguments_without_a_json_form_are_refused(project: None) -> None:
     with pytest.raises(TypeError):
-        jobs.add.enqueue(object())
+        jobs.add.enqueue(object())  # type: ignore[arg-type]
     with pytest.raises(EncodingError, match=r"data\.args"):
-        jobs.add.enqueue(float("inf"))
+        jobs.add.enqueue(float("inf"))  # type: ignore[arg-type]
     assert get_app().sync.queue("default").counts("waiting", "prioritized") == {"waiting": 0, "prioritized": 0}
 
 

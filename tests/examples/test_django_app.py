@@ -98,7 +98,7 @@ async def test_orders_and_their_jobs(environment: dict[str, str], tmp_path: Path
             return bool(ask(port, f"/orders/{number}/")[1] == {"receipt": f"receipt of order {number}", "reminders": 1})
 
         for number in numbers:
-            await wait_until(lambda number=number: is_done(number), timeout=40)  # type: ignore[misc]
+            await wait_until(lambda number=number: is_done(number), timeout=40)
         assert "0 waiting" in manage(environment, "echomq_outbox", "status")
 
         _, report = ask(port, "/reports/", now="1")

@@ -23,7 +23,7 @@ def set_up() -> None:
     if settings.configured:
         assert apps.ready
         return
-    pymysql.version_info = (2, 2, 7, "final", 0)  # type: ignore[assignment]  # of mysqlclient, for which it stands in
+    pymysql.version_info = (2, 2, 7, "final", 0)  # of mysqlclient, for which it stands in
     pymysql.install_as_MySQLdb()
     installed = ["echomq.integrations.django", "tests.support.django_shop"]
     from echomq.integrations.django import _tasks

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db import connection
 
 from echomq.errors import Unrecoverable
 from echomq.integrations.django import _tasks
 
-task: Any = __import__(_tasks.framework(), fromlist=["task"]).task
+if TYPE_CHECKING:
+    from django.tasks import task
+else:
+    task = __import__(_tasks.framework(), fromlist=["task"]).task
 
 
 class Refused(Exception):

@@ -45,12 +45,12 @@ class DjangoEchoMQ(EchoMQ):
         return [_process.set_up, *loads] if loads else loads
 
 
-async def _around(function: Callable[[], Any]) -> Any:
+async def _around(function: Callable[..., Any], /, **injected: Any) -> Any:
     """A thread of its own for what a job does with the database, as a request of ASGI has; none where it does nothing."""
     context = ThreadSensitiveContext()
     async with context:
         try:
-            return await function()
+            return await function(**injected)
         finally:
             if context in SyncToAsync.context_to_thread_executor:
                 await sync_to_async(connections.close_all)()

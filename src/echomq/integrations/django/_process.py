@@ -1,4 +1,4 @@
-"""What a process of its own does around a job (``@app.task(process=True)``): it has no Django yet when it begins."""
+"""What is done around a job that runs in a thread, or in a process of its own, which has no Django yet when it begins."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def set_up() -> None:
         django.setup()
 
 
-def run(function: Callable[[], Any]) -> Any:
+def run(function: Callable[..., Any], /, **injected: Any) -> Any:
     """Runs a job with connections to the database that are neither broken nor old."""
     set_up()
     close_old_connections()
     try:
-        return function()
+        return function(**injected)
     finally:
         close_old_connections()
