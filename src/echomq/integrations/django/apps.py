@@ -14,8 +14,8 @@ class EchoMQConfig(AppConfig):
 
     name = "echomq.integrations.django"
     label = "echomq"
-    verbose_name = "EchoMQ"
-    default_auto_field = "django.db.models.BigAutoField"
+    verbose_name: str = "EchoMQ"
+    default_auto_field: str = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
         """Called by Django when all apps are loaded."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from django.db import migrations, models
+from django.db.migrations.operations.base import Operation
 
 
 class Migration(migrations.Migration):
     """The table as ``OutboxJob`` has it."""
 
-    initial = True
-    dependencies: ClassVar = []
-    operations: ClassVar = [
+    initial: bool | None = True
+    dependencies: list[tuple[str, str]] = []  # noqa: RUF012 -- as Django declares it
+    operations: list[Operation] = [  # noqa: RUF012
         migrations.CreateModel(
             name="OutboxJob",
             fields=[
