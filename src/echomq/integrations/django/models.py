@@ -35,7 +35,7 @@ class OutboxJob(models.Model):
 
         app_label = "echomq"
         db_table = "echomq_outbox"
-        indexes: ClassVar = [models.Index(fields=["state", "id"], name="echomq_outbox_line")]
+        indexes: ClassVar[list[models.Index]] = [models.Index(fields=["state", "id"], name="echomq_outbox_line")]
         verbose_name = "outbox job"
 
     def __str__(self) -> str:

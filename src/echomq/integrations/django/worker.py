@@ -8,13 +8,16 @@ from __future__ import annotations
 import django
 from django.apps import apps
 
+from echomq.app import EchoMQ
+from echomq.outbox import Relay
+
 if not apps.ready:
     django.setup()
 
 from echomq.integrations.django import get_app, get_relay
 
-app = get_app()
+app: EchoMQ = get_app()
 """The project's app."""
 
-relay = get_relay()
+relay: Relay = get_relay()
 """A relay of the project's outbox."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from django.db import migrations, models
-from django.db.migrations.operations.base import Operation
+
+if TYPE_CHECKING:
+    from django.db.migrations.operations.base import Operation
 
 
 class Migration(migrations.Migration):
