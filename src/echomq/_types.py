@@ -171,16 +171,39 @@ def parts_of_model(value: Any) -> Iterator[tuple[str, Any]]:
     written = value.model_dump(mode="json")
     for name in type(value).model_fields:
         item = getattr(value, name, None)
-        yield name, item if is_model(item) or _is_secret(item) else written.get(name)
+        yield name, item if is_model(item) or _hides(item) else written.get(name)
 
 
 def _check_no_secrets(value: Any) -> None:
-    for name in type(value).model_fields:
-        item = getattr(value, name, None)
-        if _is_secret(item):
-            raise TypeError(f"{type(value).__name__}.{name} is a secret, which pydantic writes as stars")
-        if is_model(item):
-            _check_no_secrets(item)
+    kind: Any = type(value)
+    if _may_hide(kind) and _hides([getattr(value, name, None) for name in kind.model_fields]):
+        raise TypeError(f"{kind.__name__} holds a secret, which pydantic writes as stars")
+
+
+@functools.lru_cache(maxsize=1024)
+def _may_hide(kind: Any) -> bool:
+    """Whether the annotations of a model name a secret, so that its values have to be looked at."""
+    seen: set[Any] = set()
+    todo: list[Any] = [kind]
+    while todo:
+        hint = todo.pop()
+        if isinstance(hint, type) and hint not in seen:
+            seen.add(hint)
+            if hasattr(hint, "get_secret_value"):
+                return True
+            todo += [field.annotation for field in getattr(hint, "model_fields", {}).values()]
+        todo += typing.get_args(hint)
+    return False
+
+
+def _hides(value: Any) -> bool:
+    if is_model(value):
+        return any(_hides(getattr(value, name, None)) for name in type(value).model_fields)
+    if isinstance(value, dict):
+        return any(map(_hides, value.values()))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return any(map(_hides, value))
+    return _is_secret(value)
 
 
 def _is_secret(value: Any) -> bool:

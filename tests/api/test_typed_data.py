@@ -236,12 +236,20 @@ async def test_what_nobody_knows_is_passed_on_as_it_came(app: EchoMQ) -> None:
 
 class Login(pydantic.BaseModel):
     user: str
-    password: pydantic.SecretStr
+    password: pydantic.SecretStr | None = None
+
+
+class Site(pydantic.BaseModel):
+    logins: dict[str, list[Login]]
 
 
 async def test_a_secret_is_refused_that_pydantic_would_write_as_stars(app: EchoMQ) -> None:
     with pytest.raises(EncodingError, match=r"data\.password is of type SecretStr"):
         await app.queue("secrets").add("login", Login(user="u", password=pydantic.SecretStr("x")))
+    login = Login(user="u", password=pydantic.SecretStr("x"))
+    with pytest.raises(EncodingError, match=r"data\.logins\.a\[1\]\.password is of type SecretStr"):
+        await app.queue("secrets").add("site", Site(logins={"a": [Login(user="u"), login]}))
+    assert (await app.queue("secrets").add("site", Site(logins={"a": [Login(user="u")]}))).id == "1"
 
 
 async def test_whole_numbers_that_javascript_writes_as_text_are_taken_for_int(app: EchoMQ) -> None:
