@@ -205,6 +205,44 @@ async def test_several_processes_share_the_work_and_stop_together(
     await wait_until(lambda: not any(_alive(pid) for pid in pids), what="the processes have ended")
 
 
+STUBBORN = """\
+import asyncio, time
+from echomq import Worker
+
+async def process(job):
+    open("began", "w").close()
+    if job.data["how"] == "thread":
+        await asyncio.to_thread(time.sleep, 60)
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            pass
+
+worker = Worker("cli", process, shutdown_timeout=0)
+"""
+
+
+@pytest.mark.parametrize("how", ["thread", "task"])
+async def test_what_a_handler_leaves_running_does_not_keep_the_process(
+    start: Callable[..., Command], url: str, tmp_path: Path, how: str
+) -> None:
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    command = start("stubborn:worker")
+    await command.ready()
+    async with Queue("cli", connection=url) as queue:
+        job = await queue.add("work", {"how": how})
+        await wait_until((tmp_path / "began").exists)
+        command.send(signal.SIGTERM)
+        code, events, log = command.end()
+        assert code == 0
+        assert [event["event"] for event in events] == ["ready", "stopped"]
+        assert "the process ends without it" in log
+        found = await job.refresh()
+        assert found is not None
+        assert (found.state, found.stalled_count) == ("waiting", 0)
+
+
 LIFESPANS = """\
 import os
 from echomq import EchoMQ

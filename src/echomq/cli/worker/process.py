@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
@@ -19,6 +21,9 @@ EXIT_NOT_STORED: Final = 75
 """EX_TEMPFAIL: the server was away while the worker stopped; the jobs that it names will run again."""
 
 _TELL_EVERY: Final = 1.0
+
+_FOR_ENDING: Final = 2.0
+"""Seconds that the event loop and the interpreter may take to end when all else has."""
 
 
 class Process:
@@ -63,7 +68,21 @@ class Process:
                 task.cancel()
             await asyncio.gather(ready, stopping, *self._closing, return_exceptions=True)
             self._reporter.stop()
-        return _code(ends)
+        code = _code(ends)
+        threading.Thread(target=self._end, args=(code,), name="echomq end", daemon=True).start()
+        return code
+
+    def _end(self, code: int) -> None:
+        """All jobs have ended or are given back; what a handler leaves running must not keep the process.
+
+        The event loop waits for tasks that do not heed that they are cancelled, and for threads of ``asyncio.to_thread``.
+        """
+        time.sleep(_FOR_ENDING)
+        logging.getLogger("echomq").warning("what a handler has left running does not end: the process ends without it")
+        if self._parent is None:
+            self._announce.stopped(code)
+        logging.shutdown()
+        os._exit(code)
 
     async def _until_ready(self) -> None:
         with contextlib.suppress(EchoMQError):  # why a worker cannot start is said once, when it has ended
