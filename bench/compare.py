@@ -1,4 +1,5 @@
 """Two revisions of EchoMQ side by side: what a plain job costs each. ``python -m bench.compare OLD [NEW] [--rounds 10]``.
+With ``--variant tasks`` and one revision twice: what a job of an app's task costs beside one of a bare ``Worker``.
 
 Old and new take turns, round by round, each on a server emptied before, and the round's ratio new / old is what counts: what
 disturbs the machine for longer than a round disturbs both. Reported is the median of the ratios with the lowest and highest.
@@ -46,15 +47,16 @@ def checked_out(revision: str) -> Iterator[Path]:
 class Side:
     """One revision at work."""
 
-    def __init__(self, source: Path, ground: Ground) -> None:
+    def __init__(self, source: Path, ground: Ground, variant: str) -> None:
         self._source = source
+        self._variant = variant
         self._ground = ground
 
     def _run(self, role: str, **cfg: Any) -> float:
         """Runs one side of the driver to its end; microseconds of its processor time per job."""
         with tempfile.TemporaryDirectory(prefix="echomq-compare-") as folder:
             out = Path(folder) / "out.json"
-            cfg |= {"url": self._ground.url, "out": str(out), "variant": ""}
+            cfg |= {"url": self._ground.url, "out": str(out), "variant": self._variant}
             environ = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG")}
             environ["PYTHONPATH"] = str(self._source)
             command = [sys.executable, str(HERE / "driver.py"), "echomq", role, json.dumps(cfg)]
@@ -102,6 +104,7 @@ def main() -> None:
     parser.add_argument("--server", choices=["redis", "valkey"], default="redis")
     parser.add_argument("--jobs", type=int, default=40_000)
     parser.add_argument("--lone", type=int, default=8_000)
+    parser.add_argument("--variant", default="", help="of the adapter, for the new one: tasks, say")
     asked = parser.parse_args()
     rounds: list[dict[str, tuple[float, float]]] = []
     with (
@@ -109,7 +112,7 @@ def main() -> None:
         checked_out(asked.new) as new,
         Ground(cast("Kind", asked.server), placements()["split"]) as ground,
     ):
-        sides = [Side(old, ground), Side(new, ground)]
+        sides = [Side(old, ground, ""), Side(new, ground, asked.variant)]
         for side in sides:
             side.round(2_000, 500)  # warm: compiled bytecode, the system's caches
         for number in range(asked.rounds):

@@ -25,7 +25,7 @@ from bench.ground import HERE, Ground, Meter, Peer, Placement, machine, placemen
 RESULTS = HERE / "results.jsonl"
 ROOT = HERE.parent
 CORE = ["echomq", "bullmq_node", "bullmq_py"]
-OTHERS = ["echomq:asyncio", "echomq:trimming", "saq", "arq", "taskiq:list", "taskiq:stream", "dramatiq"]
+OTHERS = ["echomq:asyncio", "echomq:trimming", "echomq:tasks", "saq", "arq", "taskiq:list", "taskiq:stream", "dramatiq"]
 KINDS = ["redis", "valkey"]
 CASES = ["rates", "pickup", "idle", "scripts", "placement", "size"]
 
