@@ -6,6 +6,7 @@ Programs without an event loop have the same calls without ``await``: ``app.sync
 
 from echomq._hooks import RunEvent, RunEventKind
 from echomq._injection import Inject
+from echomq._log import JobLogger, job_logger
 from echomq._version import __version__
 from echomq.app import EchoMQ
 from echomq.connection import Connection
@@ -100,6 +101,7 @@ __all__ = [
     "JobCancelled",
     "JobFailed",
     "JobLocked",
+    "JobLogger",
     "JobNotFound",
     "JobOptions",
     "JobRemoved",
@@ -154,4 +156,5 @@ __all__ = [
     "WorkerStats",
     "__version__",
     "current_job",
+    "job_logger",
 ]

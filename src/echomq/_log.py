@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextvars import ContextVar
 from typing import Any, Final, Protocol
 
@@ -31,6 +31,26 @@ class Running(Protocol):
 
 running_job: Final[ContextVar[Running | None]] = ContextVar("running_job", default=None)
 """The job whose handler runs here."""
+
+
+class JobLogger(logging.LoggerAdapter[logging.Logger]):
+    """A logger whose records carry ``queue``, ``job_id`` and ``job_name`` of the job whose handler runs, if one does.
+
+    Example:
+        >>> from echomq import job_logger
+        >>> job_logger.info("half of the pages are read")
+    """
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """See ``logging.LoggerAdapter``."""
+        job = running_job.get()
+        if job is not None:
+            kwargs["extra"] = {**about(job.queue_name, job.id, job.name), **(kwargs.get("extra") or {})}
+        return msg, kwargs
+
+
+job_logger: Final = JobLogger(logging.getLogger("echomq.job"), {})
+"""For what handlers have to say: ``echomq.job``."""
 
 
 def about(queue: str, job_id: str, job_name: str) -> Mapping[str, str]:

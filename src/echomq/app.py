@@ -21,7 +21,7 @@ from echomq.connection import Connection
 from echomq.errors import BulkAddError, InvalidOption, RetryLater, Unrecoverable
 from echomq.job import Job
 from echomq.middleware import Middleware, checked_middleware, enqueue_chain
-from echomq.options import MAX_BYTES, Extra, JobSpec, check_extra, check_max_bytes, check_whole, shown
+from echomq.options import MAX_BYTES, Extra, JobSpec, Limiter, check_extra, check_max_bytes, check_whole, shown
 from echomq.queue import Queue, encoded
 from echomq.slots import SharedSlots
 from echomq.sync import SyncEchoMQ
@@ -334,8 +334,14 @@ class EchoMQ(TaskMaker):
 
         Args:
             queue: its name.
-            options: of the ``Worker``. Without ``concurrency`` it runs one job at a time.
+            options: of the ``Worker``. Without ``concurrency`` it runs one job at a time; without ``limiter`` it has that of the
+                tasks.
+
+        Raises:
+            InvalidOption: an option breaks a rule, or tasks of the queue have different limiters.
         """
+        if "limiter" not in options:
+            options["limiter"] = self._limiter(queue)
         worker = Worker(
             queue,
             route=self._route,
@@ -482,6 +488,18 @@ class EchoMQ(TaskMaker):
             )
             self._process_calls[task.name] = found
         return found
+
+    def _limiter(self, queue: str) -> Limiter | None:
+        """What the tasks of a queue say; it holds for the queue, so they have to agree."""
+        tasks = [task for task in self._tasks.values() if task.queue == queue]
+        for task in tasks:
+            if task.limiter != tasks[0].limiter:
+                raise InvalidOption(
+                    f"task {tasks[0].name!r} has limiter={shown(tasks[0].limiter)} and task {task.name!r} has "
+                    f"limiter={shown(task.limiter)}: a limit holds for all of the queue {queue!r}; give both the same, or one of "
+                    "them another queue"
+                )
+        return tasks[0].limiter if tasks else None
 
     def _loads(self, queue: str) -> list[Callable[[], object]]:
         """What a process of this queue's worker does before it takes jobs."""

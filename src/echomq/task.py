@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import time
@@ -26,6 +27,7 @@ from echomq.options import (
     Extra,
     JobSpec,
     Keep,
+    Limiter,
     Unset,
     check_extra,
     check_truth,
@@ -83,6 +85,7 @@ class Task(Generic[P, R]):
         process: whether its jobs run in a process of their own.
         retry_policy: which of its errors are worth another attempt; None: the worker decides.
         results_queue: which queue is told how its jobs end; None: the worker decides.
+        limiter: how many jobs of its queue start in a time; None: the worker decides.
         extra: what becomes of a job whose data have more than its arguments; None: as its app says.
         injected: the names of its parameters that providers of the app give it.
 
@@ -106,6 +109,7 @@ class Task(Generic[P, R]):
         process: bool = False,
         annotations: _Annotations | None = None,
         extra: Extra | None = None,
+        limiter: Limiter | None = None,
     ) -> None:
         self._place = place
         self.function = function
@@ -119,6 +123,9 @@ class Task(Generic[P, R]):
             )
         self.retry_policy = retry_policy
         self.results_queue = results_queue
+        if limiter is not None and not isinstance(limiter, Limiter):
+            raise InvalidOption(f"limiter={shown(limiter)}: must be a Limiter, such as Limiter(max=100, duration=60)")
+        self.limiter = limiter
         self.process: bool = check_truth(process, "process")
         if process:
             _check_can_be_found(function, name)
@@ -243,31 +250,28 @@ class Task(Generic[P, R]):
         keep_logs: int | Unset | None = UNSET,
         omit_context: bool | Unset | None = UNSET,
         max_bytes: int | Unset | None = UNSET,
+        queue: str | Unset = UNSET,
     ) -> Self:
         """The same task with other options for its next jobs. See ``JobSpec``.
 
         What is left out stays, and ``None`` undoes what the task has. ``at`` takes the place of the task's ``delay``, a
-        deduplication id that of its ``unique_by``, and the other way round.
+        deduplication id that of its ``unique_by``, and the other way round. ``queue`` is where ``enqueue`` and ``map`` add them
+        (``spec`` gives a job without a queue).
 
         Example:
             >>> await enroll.options(delay=60, priority=2).enqueue(8, course="redis")
             >>> once = enroll.options(delay=None, unique_by=None)
         """
         given = {name: value for name, value in locals().items() if name in _OPTIONS and value is not UNSET}
-        return type(self)(
-            self._place,
-            self.function,
-            name=self.own_name,
-            queue=self.queue,
-            timeout=self.timeout,
-            retry_policy=self.retry_policy,
-            results_queue=self.results_queue,
-            pass_job=self.pass_job,
-            process=self.process,
-            options=_changed(self._options, given),
-            annotations=self._annotations,
-            extra=self.extra,
-        )
+        other = copy.copy(self)  # with all that was looked up already
+        other._options = _changed(self._options, given)
+        JobSpec(self.own_name, **other._options)  # wrong options are refused where they are written
+        other._check_unique_by()
+        if not isinstance(queue, Unset):
+            if self._place.app is not None:
+                self._place.app.queue(queue)  # wrong names are refused where they are written
+            other.queue = queue
+        return other
 
     def spec(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec:
         """The job that ``enqueue`` would add, for ``Queue.add_bulk``.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, Literal, ParamSpec, P
 
 from echomq.errors import InvalidOption
 from echomq.job import Job
-from echomq.options import Backoff, Deduplication, Duration, Extra, Keep, shown
+from echomq.options import Backoff, Deduplication, Duration, Extra, Keep, Limiter, shown
 from echomq.queue import Queue
 from echomq.retry_policy import RetryPolicy
 from echomq.task import AsyncTask, Place, PlainTask, Task
@@ -30,6 +30,7 @@ class TaskDefaults(TypedDict, total=False):
     process: bool
     retry_policy: RetryPolicy | None
     results_queue: str | Queue | None
+    limiter: Limiter | None
     attempts: int
     backoff: Backoff | Duration | None
     priority: int
@@ -52,7 +53,9 @@ class TaskOptions(TaskDefaults, total=False):
     name: str | None
 
 
-_OF_THE_TASK: Final = frozenset({"name", "queue", "timeout", "process", "retry_policy", "results_queue", "extra"})
+_OF_THE_TASK: Final = frozenset(
+    {"name", "queue", "timeout", "process", "retry_policy", "results_queue", "extra", "limiter"}
+)
 """Options that say something of the task itself; the others are those of its jobs."""
 
 
@@ -113,6 +116,8 @@ class TaskMaker:
             retry_policy: which of its errors are worth another attempt; left out, the worker decides.
             results_queue: the name of another queue, or a ``Queue``: how each of its jobs ended becomes a job ``outcome`` there
                 (docs/results-queue.md); left out, the worker decides.
+            limiter: how many jobs of its queue start in a time, over all workers of the app: a limit is that of a whole queue, so
+                all tasks of the queue have to say the same; left out, the worker decides (docs/limits.md).
             attempts: of its jobs, as this and the following in ``JobSpec``.
             backoff: what to wait between attempts.
             priority: 0 for none, else lower first.
@@ -167,6 +172,7 @@ class TaskMaker:
             retry_policy=given.get("retry_policy"),
             results_queue=given.get("results_queue"),
             extra=given.get("extra"),
+            limiter=given.get("limiter"),
         )
 
     def _added(self, task: Task[Any, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,22 @@ from typing import Any
 
 import pytest
 
-from echomq import BulkAddError, EchoMQ, EncodingError, InvalidOption, Job, JobSpec, Tasks, current_job
+from echomq import (
+    Backoff,
+    BulkAddError,
+    Deduplication,
+    EchoMQ,
+    EncodingError,
+    InvalidOption,
+    Job,
+    JobSpec,
+    Keep,
+    Limiter,
+    Tasks,
+    current_job,
+    job_logger,
+)
+from echomq.tasks import TaskOptions
 
 
 @pytest.fixture
@@ -199,6 +215,96 @@ async def test_enqueue_all_says_what_became_of_each_job_when_it_stops_half_way(a
     with pytest.raises(BulkAddError, match="2 of 4 jobs were added") as stopped:
         await app.enqueue_all([specs[1], specs[3], specs[0], specs[2]])
     assert (len(stopped.value.added), stopped.value.not_added) == (2, [2, 3])
+
+
+@pytest.mark.parametrize("where", ["decorator", "group", "options"])
+async def test_every_option_of_jobs_may_be_said_of_a_task_a_group_or_the_next_jobs(app: EchoMQ, where: str) -> None:
+    options: TaskOptions = {
+        "attempts": 5,
+        "backoff": Backoff.exponential(1),
+        "priority": 3,
+        "delay": 60,
+        "expire_in": 120,
+        "deduplication": Deduplication.throttle(None, 5),
+        "unique_by": ["learner"],
+        "remove_on_complete": Keep(count=10),
+        "remove_on_fail": Keep(age=60),
+        "stack_trace_limit": 2,
+        "keep_logs": 7,
+        "omit_context": True,
+        "max_bytes": 1000,
+    }
+
+    async def enroll(learner: int) -> None: ...
+
+    if where == "decorator":
+        task = app.task(**options)(enroll)
+    elif where == "group":
+        group = Tasks(**options)  # type: ignore[misc]  # options might hold a name
+        task = group.task(enroll)
+        app.include(group)
+    else:
+        task = app.task(enroll).options(**options)  # type: ignore[misc]
+    spec = task.spec(7)
+    assert {name: getattr(spec, name) for name in options} == options
+    job = await task.enqueue(7)
+    assert (job.opts.attempts, job.priority, job.delay, job.deduplication_id is None) == (5, 3, 60, False)
+
+
+async def test_the_next_jobs_may_go_to_another_queue(app: EchoMQ) -> None:
+    @app.task(queue="mail")
+    async def send(learner: int) -> int:
+        return learner
+
+    urgent = send.options(queue="urgent", priority=1)
+    jobs = [await urgent.enqueue(7), *await urgent.options(delay=None).map([8])]
+    assert [job.queue_name for job in jobs] == ["urgent", "urgent"]
+    assert send.queue == "mail"
+    async with app.worker("urgent"):
+        assert [await job.result(timeout=10) for job in jobs] == [7, 8]
+    with pytest.raises(InvalidOption, match="must not contain ':'"):
+        send.options(queue="a:b")
+
+
+async def test_tasks_may_say_how_many_jobs_of_their_queue_start_in_a_time(app: EchoMQ) -> None:
+    limiter = Limiter(max=2, duration=60)
+
+    @app.task(queue="calls", limiter=limiter)
+    async def call() -> None: ...
+
+    @app.task(queue="calls", limiter=Limiter(max=2, duration=60))
+    async def call_again() -> None: ...
+
+    jobs = [await call.enqueue(), await call_again.enqueue(), await call.enqueue()]
+    async with app.worker("calls", concurrency=3):
+        for job in jobs[:2]:
+            await job.result(timeout=10)
+        assert await app.queue("calls").counts("waiting", "completed") == {"waiting": 1, "completed": 2}
+    async with app.worker("calls", limiter=None):
+        await jobs[2].result(timeout=10)
+
+    app.task(name="free", queue="calls")(lambda: None)
+    with pytest.raises(InvalidOption, match=r"task 'call' has limiter=Limiter\(.* and task 'free' has limiter=None"):
+        app.worker("calls")
+    with pytest.raises(InvalidOption, match="limiter=7: must be a Limiter"):
+        app.task(name="wrong", limiter=7)(lambda: None)  # type: ignore[call-overload]
+
+
+async def test_records_of_the_job_logger_carry_the_job(app: EchoMQ, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "echomq.job")
+
+    @app.task(queue="here")
+    def enroll() -> None:
+        job_logger.info("half of it", extra={"course": "redis"})
+
+    async with app.worker("here"):
+        job = await enroll.enqueue()
+        await job.result(timeout=10)
+    job_logger.info("outside")
+    inside, outside = (vars(record) for record in caplog.records if record.name == "echomq.job")
+    about = {"queue": "here", "job_id": job.id, "job_name": "enroll", "course": "redis"}
+    assert {name: inside[name] for name in about} == about
+    assert "job_id" not in outside
 
 
 async def test_current_job_is_the_job_whose_handler_runs(app: EchoMQ) -> None:

@@ -279,6 +279,71 @@ async def test_a_lifespan_is_entered_once_a_process(start: Callable[..., Command
     assert len({note.partition(" ")[2] for note in notes}) == 2
 
 
+BROKEN = """\
+from echomq import EchoMQ
+
+app = EchoMQ()
+for name in ("one", "two"):
+    app.task(name=name, queue=name)(lambda: None)
+
+@app.lifespan
+async def database(app):
+    raise ConnectionError("no database")
+    yield
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_a_lifespan_that_cannot_be_started_ends_it_and_says_why(
+    start: Callable[..., Command], tmp_path: Path, processes: int
+) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    code, events, log = start("broken:app", "--processes", str(processes)).end()
+    assert (code, [event["event"] for event in events]) == (1, ["stopped"])
+    said = "the app could not be started, at lifespan 'database': ConnectionError: no database"
+    assert 1 <= log.count(said) <= processes
+    assert 'raise ConnectionError("no database")' in log
+
+
+STOPPED = """\
+import asyncio
+from echomq import EchoMQ
+
+app = EchoMQ()
+
+def note(what):
+    with open("notes", "a") as file:
+        file.write(f"{what}\\n")
+
+@app.lifespan
+async def around(app):
+    note("in")
+    yield
+    note("out")
+
+@app.task(queue="one")
+async def slow():
+    note("begun")
+    await asyncio.sleep(0.5)
+    note("ended")
+"""
+
+
+async def test_on_sigterm_the_lifespan_ends_after_the_last_job(
+    start: Callable[..., Command], url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "stopped.py").write_text(STOPPED)
+    command = start("stopped:app")
+    notes = tmp_path / "notes"
+    await command.ready()
+    async with Queue("one", connection=url) as queue:
+        await queue.add("slow")
+        await wait_until(lambda: "begun" in notes.read_text(), 20)
+        command.send(signal.SIGTERM)
+        assert command.end()[0] == 0
+    assert notes.read_text().split() == ["in", "begun", "ended", "out"]
+
+
 BRISK = """\
 import time
 from echomq import Worker

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from echomq import EchoMQError, OutcomesNotStored, Worker
+from echomq import EchoMQError, LifespanFailed, OutcomesNotStored, Worker
 from echomq.cli.worker.announce import Announcer
 from echomq.cli.worker.parent import HURRY, Parent
 from echomq.cli.worker.state import ProcessState, look_at
@@ -159,10 +159,13 @@ class _Reporter:
 
 def _code(ends: Sequence[Any]) -> int:
     code = 0
-    for end in ends:
+    for end in dict.fromkeys(ends):  # what keeps an app from starting is one error of all its workers
         if isinstance(end, OutcomesNotStored):
             logging.getLogger("echomq").error("%s", end)
             code = EXIT_NOT_STORED
+        elif isinstance(end, LifespanFailed) and end.phase == "startup":
+            logging.getLogger("echomq").error("%s", end, exc_info=end.__cause__)
+            code = code or 1
         elif isinstance(end, EchoMQError):
             logging.getLogger("echomq").error("%s", end)
             code = code or 1
