@@ -54,8 +54,6 @@ async def main(url: str, folder: Path, stay_at: str) -> None:
     )
     running = asyncio.create_task(worker.run())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
-    await worker.ready()
-    os.write(1, b"ready\n")
     try:
         await running
     except asyncio.CancelledError:
