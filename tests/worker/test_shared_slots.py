@@ -161,6 +161,16 @@ async def test_a_worker_that_stops_leaves_its_slots_to_the_others(rig: Rig) -> N
     await wait_until(lambda: rig.count()["second"] == 4)
 
 
+async def test_each_of_them_ends_when_its_queue_is_drained(rig: Rig, server: Server) -> None:
+    for name in ("first", "second"):
+        await rig.add(name, 20, 0.001)
+    slots = SharedSlots(2, strict=("first", "second"))
+    workers = [Worker(name, rig.desk, connection=server.url, slots=slots) for name in ("first", "second")]
+    async with asyncio.timeout(10):
+        await asyncio.gather(*(worker.run_until_drained() for worker in workers))
+    assert rig.count() == {"first": 20, "second": 20}
+
+
 async def test_an_app_shares_its_slots(rig: Rig, server: Server) -> None:
     app = EchoMQ(server.url)
     seen: list[str] = []

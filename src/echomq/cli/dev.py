@@ -49,7 +49,7 @@ def dev(
     ] = None,
     log_level: Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = "info",
 ) -> None:
-    """Work the queues of an app while you write it, until Ctrl-C.
+    """Work an app while you write it; reloads when a file changes.
 
     The worker starts anew when a Python file changes; what it runs then has 3 seconds to finish, and goes back. Where the app can
     not be loaded it says why, and waits for a change. Without a server, one of your own is started, whose jobs are kept.
