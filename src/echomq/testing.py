@@ -198,7 +198,8 @@ class Kit(_Ledger):
         are alike. ``seed`` chooses another order of the queues.
 
         Args:
-            delayed: run also what is due later (retries, too), and move the clock on to it; but not the runs of schedules.
+            delayed: run also what is due later (retries, and what a rate limit holds back, too), and move the clock on to it;
+                but not the runs of schedules.
             seed: a whole number: which queue's turn it is, is left to chance, the same for the same number.
             concurrency: how many jobs of a queue run at once. With more than one, nobody knows what comes first.
             worker: other options of the workers, such as ``{"limiter": Limiter(10, 1)}``.

@@ -145,6 +145,10 @@ async def test_rate_windows(kit: Kit) -> None:
     assert await kit.advance(seconds=50) == []
     assert len(await kit.advance(seconds=10)) == 2
     assert len(await kit.advance(seconds=60)) == 1
+    for number in range(5):
+        await note.enqueue(number)
+    assert len(await kit.run_until_drained(delayed=True)) == 5
+    await kit.advance(seconds=60)
     await app.queue("default").rate_limit(30)
     await note.enqueue(6)
     assert await kit.advance(seconds=20) == []

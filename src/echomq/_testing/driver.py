@@ -69,9 +69,13 @@ class _Look:
     outcomes: int
 
     @property
+    def has_some(self) -> bool:
+        """Whether a job waits, or is due."""
+        return self.waiting > 0 or (self.due_at is not None and self.due_at <= self.now)
+
+    @property
     def can_run(self) -> bool:
-        has_some = self.waiting > 0 or (self.due_at is not None and self.due_at <= self.now)
-        return has_some and not self.is_paused and not self.limited_for and self.has_room
+        return self.has_some and not self.is_paused and not self.limited_for and self.has_room
 
     @property
     def changes_at(self) -> int | None:
@@ -79,9 +83,16 @@ class _Look:
         if self.is_paused:
             return None
         moments = [self.due_at] if self.due_at is not None and self.due_at > self.now else []
-        if self.limited_for and (self.waiting or (self.due_at is not None and self.due_at <= self.now)):
-            moments.append(self.now + self.limited_for)
+        if self.opens_at is not None:
+            moments.append(self.opens_at)
         return min(moments, default=None)
+
+    @property
+    def opens_at(self) -> int | None:
+        """When a rate window opens that holds jobs back."""
+        if self.is_paused or not self.limited_for or not self.has_some:
+            return None
+        return self.now + self.limited_for
 
 
 class Driver:
@@ -181,7 +192,9 @@ class Driver:
         """Runs all, and moves the clock on to what is delayed, apart from the runs of schedules, which never end."""
         for _ in range(_MOST_STEPS):
             await self.drain()
-            moments = [due for name in self._pens if (due := await self._due_but_of_schedules(name)) is not None]
+            looks = await self._look(self._pens)
+            moments = [look.opens_at for look in looks.values() if look.opens_at is not None]
+            moments += [due for name in self._pens if (due := await self._due_but_of_schedules(name)) is not None]
             if not moments:
                 return
             await self._step_up_to(min(moments))

@@ -135,7 +135,16 @@ class Portal:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the thread, once what was begun there has come to its end."""
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(_others_end(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _others_end() -> None:
+    """Waits for all that runs in this event loop."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=5)
