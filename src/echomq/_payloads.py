@@ -17,6 +17,7 @@ import os
 import re
 import tempfile
 import threading
+import time
 import uuid
 import zlib
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -225,6 +226,8 @@ class PayloadStore(abc.ABC):
 
 _FILE_KEY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}/[0-9a-f]{32}")
 _FOLDER_MARK: Final = ".echomq-payloads"
+_HALF_WRITTEN: Final = ".half-written-"
+_A_DAY: Final = 86_400
 
 
 class FileStore(PayloadStore):
@@ -252,7 +255,7 @@ class FileStore(PayloadStore):
         new = not path.parent.is_dir()
         path.parent.mkdir(parents=True, exist_ok=True)
         (self.folder / _FOLDER_MARK).touch()
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_HALF_WRITTEN, delete=False) as file:
             try:
                 file.write(body)
                 file.flush()
@@ -281,15 +284,17 @@ class FileStore(PayloadStore):
         self._path(key).unlink(missing_ok=True)
 
     def entries(self) -> Iterator[tuple[str, datetime]]:
-        """Every file."""
+        """Every file. What a process that died has left half-written is removed by the way, when it is a day old."""
         for path in self.folder.glob("*/*"):
             key = f"{path.parent.name}/{path.name}"
-            if _FILE_KEY.fullmatch(key):
-                try:
-                    changed = path.stat().st_mtime
-                except FileNotFoundError:  # removed meanwhile
-                    continue
-                yield key, datetime.fromtimestamp(changed, UTC)
+            try:
+                changed = path.stat().st_mtime
+                if _FILE_KEY.fullmatch(key):
+                    yield key, datetime.fromtimestamp(changed, UTC)
+                elif path.name.startswith(_HALF_WRITTEN) and changed < time.time() - _A_DAY:
+                    path.unlink()
+            except FileNotFoundError:  # removed meanwhile
+                continue
 
     def _path(self, key: str) -> Path:
         if not _FILE_KEY.fullmatch(key):  # which stands in a job, so somebody's hand may have written it

@@ -619,6 +619,14 @@ def test_a_folder_that_is_not_mounted_has_lost_nothing(tmp_path: Path) -> None:
     store.delete(key)
     with pytest.raises(KeyError):
         store.get(key)
+    store.put(key, b"y")
+    left, under_way = (tmp_path / "mnt" / "2026-01-01" / f".half-written-{name}" for name in ("old", "new"))
+    left.touch()
+    under_way.touch()
+    os.utime(left, (0, 0))
+    assert [found for found, _ in store.entries()] == [key]
+    assert (left.exists(), under_way.exists()) == (False, True)
+    store.delete(key)
     (tmp_path / "mnt").rename(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="its disk is not mounted"):
         store.get(key)
