@@ -20,7 +20,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from echomq import errors
 from echomq._log import logger
@@ -35,6 +35,9 @@ from echomq.options import ProcessPool, shown
 Carry = Callable[[str, Sequence[Any]], Awaitable[Any]]
 """Makes a call for a job's sake: a method of the queue's line, and its arguments."""
 
+_End: TypeAlias = tuple[Encoded, str | None]
+"""A result as it is stored, and what is wrong with it, if anything is."""
+
 _TO_LEAVE: Final = 5.0
 """Seconds that a child has for ending in order, once it is asked to."""
 _TO_DIE: Final = 1.0
@@ -42,6 +45,49 @@ _TO_DIE: Final = 1.0
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 5.0
 _PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from echomq._child import main; main({descriptor})"
+
+
+class _Work:
+    """One run, from when it asks for a child until it has ended.
+
+    Attributes:
+        held: the job.
+        message: the frame that a child gets.
+        timeout: seconds that it may take once a child has it, or None.
+        ended: how it has ended.
+        child: that which has it.
+        has_timed_out: whether it is killed for that.
+    """
+
+    __slots__ = ("_timer", "child", "ended", "has_timed_out", "held", "message", "timeout")
+
+    def __init__(self, held: Held, message: bytes, timeout: float | None, loop: asyncio.AbstractEventLoop) -> None:
+        self.held = held
+        self.message = message
+        self.timeout = timeout
+        self.ended: asyncio.Future[_End] = loop.create_future()
+        self.child: _Child | None = None
+        self.has_timed_out = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begins(self, child: _Child) -> None:
+        """A child has it now."""
+        self.child = child
+        self.held.called = True
+        self.held.kill = child.kill
+        if self.timeout is not None:
+            self._timer = self.ended.get_loop().call_later(self.timeout, self._times_out, child)
+
+    def has_ended(self) -> None:
+        """Nothing more is to happen to it."""
+        self.held.kill = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _times_out(self, child: _Child) -> None:
+        self.has_timed_out = True
+        self.held.timed_out = True
+        child.kill()
 
 
 class Processes:
@@ -65,7 +111,8 @@ class Processes:
         self._starting: set[_Child] = set()
         self._idle: list[_Child] = []
         self._leaving: set[_Child] = set()
-        self._waiters: deque[asyncio.Future[_Child]] = deque()
+        self._waiting: deque[_Work] = deque()
+        self._first: asyncio.Future[None] | None = None
         self._warm = 0
         self._failures = 0
         self._not_before = 0.0
@@ -84,12 +131,12 @@ class Processes:
         if not self._options.warm or not preload:
             return
         self._warm = min(self._size, os.cpu_count() or 1)
-        child = await self._free()
-        self._has_ended_a_run(child)
+        self._first = asyncio.get_running_loop().create_future()
         self._refill()
+        await self._first
 
-    async def run(self, held: Held, what: tuple[Any, Any], timeout: float | None) -> tuple[Encoded, str | None]:
-        """Runs a handler: the result as it is stored, and what is wrong with it, if anything is.
+    async def run(self, held: Held, what: tuple[Any, Any], timeout: float | None) -> _End:
+        """Runs a handler: how it ends.
 
         Cancelling it kills the child, and so does ``held.kill``, which ends it with ``CancelledError``.
 
@@ -116,30 +163,28 @@ class Processes:
             raise errors.Unrecoverable(
                 f"the job's data and arguments are too large for a process: {len(message)} bytes"
             )
-        child = await self._free()
-        held.called = True
-        held.kill = child.kill
+        work = _Work(held, message, timeout, asyncio.get_running_loop())
+        self._has(work)
         try:
-            if timeout is None:
-                return await child.run(held, message)
-            deadline = asyncio.timeout(timeout)
-            try:
-                async with deadline:
-                    return await child.run(held, message)
-            except TimeoutError:
-                if deadline.expired():
-                    held.timed_out = True
-                    raise TimeoutError(f"the run took longer than its timeout of {timeout:g} s") from None
-                raise
+            return await work.ended
+        except asyncio.CancelledError:
+            if work.ended.done() and not work.ended.cancelled():
+                return work.ended.result()  # what ended before it was told to stop has ended well
+            if work.child is None:
+                self._waiting.remove(work)
+            else:
+                work.child.kill()
+                with contextlib.suppress(asyncio.CancelledError):  # who does not want to wait for its end need not
+                    await asyncio.shield(work.child.gone)
+            raise
         finally:
-            held.kill = None
-            self._has_ended_a_run(child)
+            work.has_ended()
 
     async def close(self) -> None:
         """Asks the children to end, and kills those that do not. The jobs have been given back."""
         self._closed = True
-        for waiter in self._waiters:
-            waiter.cancel()
+        for work in self._waiting:
+            work.ended.cancel()
         children = self._children | self._leaving
         for child in self._children:
             child.leave()
@@ -152,51 +197,39 @@ class Processes:
 
     # -- inside ------------------------------------------------------------------------------------------------------------
 
-    async def _free(self) -> _Child:
-        """A child that has nothing to do, as soon as there is one."""
+    def _has(self, work: _Work) -> None:
+        """Hands it to a child that has nothing to do, as soon as there is one."""
         while self._idle:
             child = self._idle.pop()
             if child.is_ready:
-                return child
-        waiter: asyncio.Future[_Child] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+                child.begin(work)
+                return
+        self._waiting.append(work)
         self._refill()
-        try:
-            return await waiter
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._has_nothing_to_do(waiter.result())
-            raise
 
     def _refill(self) -> None:
         """Starts what is missing: a child for each run that waits for one, and those that are to be there anyway."""
-        wanted = max(len(self._waiters), self._warm - len(self._children) if not self._failures else 0)
+        wanted = max(len(self._waiting), self._warm - len(self._children) if not self._failures else 0)
         while not self._closed and len(self._starting) < wanted and len(self._children) < self._size:
             child = _Child(self)
             self._children.add(child)
             self._starting.add(child)
             child.start(self._not_before)
 
-    def _has_ended_a_run(self, child: _Child) -> None:
+    def has_ended_a_run(self, child: _Child) -> None:
+        """A child has nothing to do any more."""
         most_jobs, most_memory = self._options.max_jobs, self._options.max_memory
-        if child not in self._children:
-            return
-        if not child.is_ready:
-            self._without(child)
-        elif (most_jobs and child.jobs >= most_jobs) or (most_memory and child.memory > most_memory):
+        if child.is_ready and ((most_jobs and child.jobs >= most_jobs) or (most_memory and child.memory > most_memory)):
             self._leaving.add(child)
             self._without(child)
             child.leave()
-        else:
+        elif child.is_ready:
             self._has_nothing_to_do(child)
 
     def _has_nothing_to_do(self, child: _Child) -> None:
-        while self._waiters and child.is_ready:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(child)
-                return
-        if child.is_ready:
+        if self._waiting:
+            child.begin(self._waiting.popleft())
+        else:
             self._idle.append(child)
 
     def _without(self, child: _Child) -> None:
@@ -225,6 +258,8 @@ class Processes:
         self._starting.discard(child)
         self._failures = 0
         self._not_before = 0.0
+        if self._first is not None and not self._first.done():
+            self._first.set_result(None)
         self._has_nothing_to_do(child)
         self._refill()
 
@@ -237,12 +272,12 @@ class Processes:
             self._failures += 1
             pause = min(_FIRST_PAUSE * 2 ** min(self._failures, 10), _LONGEST_PAUSE)
             self._not_before = asyncio.get_running_loop().time() + pause
-            waiter = next((one for one in self._waiters if not one.done()), None)
-            if waiter is None:
-                logger.error("queue %s: a process for its jobs could not be started: %s", self._keys.queue, why)
+            if self._first is not None and not self._first.done():
+                self._first.set_exception(why)
+            elif self._waiting:
+                self._waiting.popleft().ended.set_exception(why)
             else:
-                self._waiters.remove(waiter)
-                waiter.set_exception(why)
+                logger.error("queue %s: a process for its jobs could not be started: %s", self._keys.queue, why)
         elif child in self._idle and not self._closed:
             logger.warning("queue %s: a process that waited for jobs is gone: %s", self._keys.queue, why)
         self._without(child)
@@ -275,8 +310,7 @@ class _Child(asyncio.Protocol):
         self._process: subprocess.Popen[bytes] | None = None
         self._starting: asyncio.Task[None] | None = None
         self._calls: set[asyncio.Future[Any]] = set()
-        self._held: Held | None = None
-        self._ended: asyncio.Future[tuple[Encoded, str | None]] | None = None
+        self._work: _Work | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self._code: int | None = None
         self._told = ""
@@ -290,25 +324,13 @@ class _Child(asyncio.Protocol):
         """Starts it, but not before this time of the event loop."""
         self._starting = self._loop.create_task(self._start(not_before), name="echomq child")
 
-    async def run(self, held: Held, message: bytes) -> tuple[Encoded, str | None]:
-        """Runs one job. See ``Processes.run``."""
+    def begin(self, work: _Work) -> None:
+        """Runs one job."""
         assert self._transport is not None
         self.jobs += 1
-        self._held = held
-        ended: asyncio.Future[tuple[Encoded, str | None]] = self._loop.create_future()
-        self._ended = ended
-        self._transport.write(message)
-        try:
-            return await ended
-        except asyncio.CancelledError:
-            if ended.done() and not ended.cancelled():
-                return ended.result()  # what ended before it was told to stop has ended well
-            self.kill()
-            with contextlib.suppress(asyncio.CancelledError):  # who does not want to wait for its end need not
-                await asyncio.shield(self.gone)
-            raise
-        finally:
-            self._held = self._ended = None
+        self._work = work
+        work.begins(self)
+        self._transport.write(work.message)
 
     def leave(self) -> None:
         """Asks it to end in order. Whoever has a job to the end of it must not."""
@@ -381,7 +403,7 @@ class _Child(asyncio.Protocol):
         self.is_ready = False
         if self._code is not None:
             self._gone("")
-        elif self._ended is not None:
+        elif self._work is not None:
             self._later(_TO_DIE, self._cut_off)
 
     def _cut_off(self) -> None:
@@ -403,11 +425,14 @@ class _Child(asyncio.Protocol):
         elif self._socket is not None:
             self._socket.close()
         crash = _crash(self._code, why or self._told)
-        if self._ended is not None and not self._ended.done():
-            if self._killed:
-                self._ended.cancel()
+        work, self._work = self._work, None
+        if work is not None and not work.ended.done():
+            if work.has_timed_out:
+                work.ended.set_exception(TimeoutError(f"the run took longer than its timeout of {work.timeout:g} s"))
+            elif self._killed:
+                work.ended.cancel()
             else:
-                self._ended.set_exception(crash)
+                work.ended.set_exception(crash)
         self._pool.ended(self, crash)
 
     # -- what it says ----------------------------------------------------------------------------------------------------------
@@ -426,12 +451,10 @@ class _Child(asyncio.Protocol):
         kind = frame[0]
         if kind == pipe.RETURNED:
             _, text, error, misfit, self.memory = frame
-            if self._ended is not None and not self._ended.done():
-                self._ended.set_result((Encoded(text, error), misfit))
+            self._has_ended((Encoded(text, error), misfit), None)
         elif kind == pipe.RAISED:
             _, told, self.memory = frame
-            if self._ended is not None and not self._ended.done():
-                self._ended.set_exception(_not_stopping(pipe.told_again(told)))
+            self._has_ended(None, _not_stopping(pipe.told_again(told)))
         elif kind == pipe.CALL:
             _, number, verb, arguments = frame
             call = self._pool.call(verb, arguments)
@@ -444,6 +467,18 @@ class _Child(asyncio.Protocol):
             self._pool.ready(self)
         elif kind == pipe.BROKEN:
             self._told = frame[1]
+
+    def _has_ended(self, end: _End | None, error: BaseException | None) -> None:
+        work, self._work = self._work, None
+        if work is None:
+            raise ValueError("it has ended a run that it did not have")
+        if not work.ended.done():
+            if end is not None:
+                work.ended.set_result(end)
+            elif error is not None:
+                work.ended.set_exception(error)
+        work.has_ended()
+        self._pool.has_ended_a_run(self)
 
     def _answer(self, number: int, call: asyncio.Future[Any]) -> None:
         self._calls.discard(call)
