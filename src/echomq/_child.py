@@ -44,19 +44,27 @@ _DEATH_SIGNAL: Final = 1
 _TO_LEAVE: Final = 5.0
 
 
-def main(descriptor: int) -> NoReturn:
-    """Runs what comes through the socket until it ends."""
+def main(descriptor: int, tickets: int, answers: int) -> NoReturn:
+    """Runs what comes through the socket until it ends.
+
+    Args:
+        descriptor: the socket's.
+        tickets: a socket's that gives a byte for each job, beyond the first of a frame, that may begin.
+        answers: a file's for the answers of all jobs of a frame but the last.
+    """
     _die_with_parent()
     # Whoever stops a whole group of processes means the parent, which gives this one its time.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    os.set_inheritable(descriptor, False)
+    for one in (descriptor, tickets, answers):
+        if one >= 0:
+            os.set_inheritable(one, False)
     channel = _Channel(socket.socket(fileno=descriptor))
     forks.remember(channel)
     setup = channel.read()
     if setup is None:
         sys.exit(0)
-    child = _Child(channel, setup)
+    child = _Child(channel, setup, socket.socket(fileno=tickets), answers)
     threading.Thread(target=child.watch, name="echomq-parent", daemon=True).start()
     sys.exit(child.work())
 
@@ -199,8 +207,10 @@ class _Run:
 
 
 class _Child:
-    def __init__(self, channel: _Channel, setup: pipe.Frame) -> None:
+    def __init__(self, channel: _Channel, setup: pipe.Frame, tickets: socket.socket, answers: int) -> None:
         self._channel = channel
+        self._tickets = tickets
+        self._answers = answers
         _, names, main_module, levels, self._measures, self._preload, (has_codec, max_bytes) = setup
         queue, prefix, hash_tag = names
         keys = QueueKeys.of(queue, prefix=prefix, hash_tag=hash_tag)
@@ -223,8 +233,36 @@ class _Child:
         self._channel.tell(pipe.READY)
         while (frame := self._channel.read()) is not None:
             if frame[0] == pipe.RUN:
-                self._run(frame)
+                self._run_all(frame[1])
         return 0
+
+    def _run_all(self, jobs: list[Any]) -> None:
+        """Runs them one after the other, as long as the parent has not taken them back."""
+        for position, job in enumerate(jobs):
+            if position and not self._may_begin():
+                self._channel.tell(pipe.DONE)
+                return
+            answer = self._run(*job)
+            if position == len(jobs) - 1:
+                self._ends(answer)
+                return
+            self._busy = False
+            # It wakes nobody, and yet is safe from whatever the next job does to this process.
+            _write(self._answers, pipe.frame(*answer))
+
+    def _may_begin(self) -> bool:
+        try:
+            return bool(self._tickets.recv(1, socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return False
+
+    def _ends(self, answer: tuple[Any, ...]) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # closed, or a full disk
+                stream.flush()
+        with self._channel.alone():
+            self._busy = False
+            self._channel.tell(*answer)
 
     def watch(self) -> None:
         """In a thread of its own: ends this process when its parent is gone."""
@@ -267,25 +305,20 @@ class _Child:
         finally:
             loading.reset(before)
 
-    def _run(self, frame: pipe.Frame) -> None:
-        _, job_id, token, run, fields, called = frame
+    def _run(self, job_id: bytes, token: str, run: bytes, fields: dict[bytes, bytes], called: bytes) -> tuple[Any, ...]:
         job: Job[Any] = Job(PlainJob(decode_id(job_id), fields), self._home, run=_Run(token, run))
         self._busy = True
-        answer: tuple[Any, ...]
         try:
             value, misfit = contextvars.copy_context().run(self._call, job, called)
         except BaseException as error:  # SystemExit too: it is the job's outcome, not the end of this process
             leave_fork(self._pid, error)
-            answer = (pipe.RAISED, pipe.told(error))
-        else:
-            leave_fork(self._pid, None)
-            answer = (pipe.RETURNED, *_encoded(value), None if misfit is None else printable(misfit))
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # closed, or a full disk
-                stream.flush()
-        with self._channel.alone():
-            self._busy = False
-            self._channel.tell(*answer, _memory() if self._measures else 0)
+            return pipe.RAISED, pipe.told(error), self._memory()
+        leave_fork(self._pid, None)
+        text, error_text = _encoded(value)
+        return pipe.RETURNED, text, error_text, None if misfit is None else printable(misfit), self._memory()
+
+    def _memory(self) -> int:
+        return _memory() if self._measures else 0
 
     def _call(self, job: Job[Any], called: bytes) -> tuple[Any, str | None]:
         running_job.set(job)
@@ -299,6 +332,12 @@ def _encoded(value: Any) -> Encoded:
     if len(found.text) > pipe.MOST_BYTES:
         return Encoded(b"null", f"result: {len(found.text)} bytes are more than a server takes")
     return found
+
+
+def _write(file: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(file, left) :]
 
 
 def _memory() -> int:

@@ -19,6 +19,7 @@ from echomq import (
     InvalidOption,
     Job,
     JobFailed,
+    JobSpec,
     ProcessPool,
     Queue,
     ResultUnavailable,
@@ -444,3 +445,76 @@ def test_options_that_are_refused(url: str) -> None:
         Worker("q", route=route, processes=4, connection=url)  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="process=True"):
         Worker("q", lambda job: None, processes=POOL, connection=url)
+
+
+# -- many short jobs -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def busy(url: str) -> AsyncIterator[Worker]:
+    """One process, which is used to jobs that are so short that it gets several at once."""
+    async with (
+        Worker("computed", route=route, connection=url, processes=POOL, concurrency=60, shutdown_timeout=1) as worker,
+        Queue("computed", connection=url) as queue,
+    ):
+        jobs = await queue.add_bulk([JobSpec("give", [number]) for number in range(300)])
+        assert [await job.result(timeout=30) for job in jobs] == list(range(300))
+        yield worker
+
+
+async def after_pause(queue: Queue, worker: Worker, specs: list[JobSpec]) -> list[Job[Any]]:
+    """All of them are there before the first one begins, so that they come together."""
+    await queue.pause()
+    jobs = await queue.add_bulk(specs)
+    await queue.resume()
+    return jobs
+
+
+async def test_a_long_job_does_not_hold_up_what_came_with_it(url: str, queue: Queue) -> None:
+    pool = ProcessPool(size=2)
+    async with Worker("computed", route=route, connection=url, processes=pool, concurrency=60) as worker:
+        jobs = await queue.add_bulk([JobSpec("give", [number]) for number in range(300)])
+        assert [await job.result(timeout=30) for job in jobs] == list(range(300))
+        give = [JobSpec("give", [number]) for number in range(20)]
+        jobs = await after_pause(queue, worker, [*give, JobSpec("nap", [3.0]), *give])
+        for job in jobs[:20] + jobs[21:]:
+            await job.result(timeout=30)
+        now = await jobs[20].refresh()
+        assert now is not None
+        assert now.state == "active"  # the long one goes on, and all others are done
+        await jobs[20].result(timeout=30)
+
+
+@pytest.mark.parametrize("name", ["segfault", "leave", "kill_itself"])
+async def test_of_jobs_that_come_together_only_the_one_that_crashes_has_failed(
+    queue: Queue, busy: Worker, name: str
+) -> None:
+    args: list[Any] = [3] if name == "leave" else []
+    specs = [JobSpec(name, args) if number in (7, 8, 30) else JobSpec("give", [number]) for number in range(50)]
+    jobs = await after_pause(queue, busy, specs)
+    for number, job in enumerate(jobs):
+        if number in (7, 8, 30):
+            with pytest.raises(JobFailed, match="ProcessCrashed"):
+                await job.result(timeout=30)
+        else:
+            assert await job.result(timeout=30) == number
+            found = await job.refresh()
+            assert found is not None
+            assert (found.attempts_made, found.attempts_started) == (1, 1)
+
+
+async def test_of_jobs_that_come_together_a_stop_gives_back_what_has_not_begun(
+    queue: Queue, busy: Worker, tmp_path: Path
+) -> None:
+    await queue.pause()
+    jobs = await queue.add_bulk([JobSpec("give", [1])] * 3 + [JobSpec("compute", [str(tmp_path / "began")])])
+    jobs += await queue.add_bulk([JobSpec("give", [2])] * 20)
+    await queue.resume()
+    await starts(tmp_path / "began")
+    await busy.close(force=True)
+    found = [await job.refresh() for job in jobs]
+    states = [(one.state, one.attempts_started, one.attempts_made) for one in found if one is not None]
+    assert states[3] == ("waiting", 1, 0)
+    for state in states[:3] + states[4:]:
+        assert state in (("completed", 1, 1), ("waiting", 0, 0))
+    assert children() == []

@@ -21,9 +21,10 @@ Frame: TypeAlias = Any
 """A list; its first element says what it is."""
 
 SETUP, RUN, REPLY = 0, 1, 2
-"""To a child: how it is to be set up; a job; what a call of its has answered."""
-READY, BROKEN, RETURNED, RAISED, CALL, LOG = 0, 1, 2, 3, 4, 5
-"""From a child: it takes jobs; it cannot; how a run has ended; a call for the job's sake; a record of a logger."""
+"""To a child: how it is to be set up; jobs, to be run one after the other; what a call of its has answered."""
+READY, BROKEN, RETURNED, RAISED, CALL, LOG, DONE = 0, 1, 2, 3, 4, 5, 6
+"""From a child: it takes jobs; it cannot; how a run has ended; a call for the job's sake; a record of a logger; it has run what
+it might of its jobs."""
 
 MOST_BYTES: Final = 512 * 1024 * 1024
 """Of one value. Servers take no more."""

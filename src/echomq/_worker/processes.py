@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import pickle
 import signal
@@ -44,7 +45,13 @@ _TO_DIE: Final = 1.0
 """Seconds between the end of a child's socket and that of the child, or the other way round."""
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 5.0
-_PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from echomq._child import main; main({descriptor})"
+_MOST_AT_ONCE: Final = 16
+"""Jobs that a child gets in one frame, if jobs are so short that this costs them less than it saves."""
+_SHORT: Final = 0.001
+"""Seconds that such a job takes."""
+_TAKEN_BACK_AFTER: Final = 0.01
+"""Seconds after which what a child has not begun is given to others."""
+_PROGRAM: Final = "import sys; sys.path[:] = {path!r}; from echomq._child import main; main{descriptors}"
 
 
 class _Work:
@@ -52,31 +59,47 @@ class _Work:
 
     Attributes:
         held: the job.
-        message: the frame that a child gets.
+        message: what a child gets.
         timeout: seconds that it may take once a child has it, or None.
         ended: how it has ended.
         child: that which has it.
         has_timed_out: whether it is killed for that.
+        is_wanted: whether anybody still waits for it.
     """
 
-    __slots__ = ("_timer", "child", "ended", "has_timed_out", "held", "message", "timeout")
+    __slots__ = ("_timer", "child", "ended", "has_timed_out", "held", "is_wanted", "message", "timeout")
 
-    def __init__(self, held: Held, message: bytes, timeout: float | None, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, held: Held, message: tuple[Any, ...], timeout: float | None, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.held = held
         self.message = message
         self.timeout = timeout
         self.ended: asyncio.Future[_End] = loop.create_future()
         self.child: _Child | None = None
         self.has_timed_out = False
+        self.is_wanted = True
         self._timer: asyncio.TimerHandle | None = None
 
     def begins(self, child: _Child) -> None:
         """A child has it now."""
         self.child = child
         self.held.called = True
-        self.held.kill = child.kill
+        self.held.kill = self.kill
         if self.timeout is not None:
             self._timer = self.ended.get_loop().call_later(self.timeout, self._times_out, child)
+
+    def is_taken_back(self) -> None:
+        """The child had not begun it."""
+        self.child = None
+        self.held.called = False
+        self.held.kill = None
+
+    def kill(self) -> None:
+        """Ends it at once, wherever it is."""
+        self.is_wanted = False
+        if self.child is not None:
+            self.child.kill(self)
 
     def has_ended(self) -> None:
         """Nothing more is to happen to it."""
@@ -87,7 +110,7 @@ class _Work:
     def _times_out(self, child: _Child) -> None:
         self.has_timed_out = True
         self.held.timed_out = True
-        child.kill()
+        child.kill(self)
 
 
 class Processes:
@@ -158,11 +181,10 @@ class Processes:
                 f"{shown(what[0])} cannot be sent to a process: {error}; it must be a function at the top of a module, or a "
                 "functools.partial of one with values that can be pickled"
             ) from error
-        message = pipe.frame(pipe.RUN, id_out(job.id), held.token, held.run, job.fields, called)
-        if len(message) > pipe.MOST_BYTES:
-            raise errors.Unrecoverable(
-                f"the job's data and arguments are too large for a process: {len(message)} bytes"
-            )
+        size = len(called) + sum(map(len, job.fields.values()))
+        if size > pipe.MOST_BYTES:
+            raise errors.Unrecoverable(f"the job's data and arguments are too large for a process: {size} bytes")
+        message = (id_out(job.id), held.token, held.run, job.fields, called)
         work = _Work(held, message, timeout, asyncio.get_running_loop())
         self._has(work)
         try:
@@ -170,12 +192,12 @@ class Processes:
         except asyncio.CancelledError:
             if work.ended.done() and not work.ended.cancelled():
                 return work.ended.result()  # what ended before it was told to stop has ended well
-            if work.child is None:
-                self._waiting.remove(work)
-            else:
-                work.child.kill()
+            work.kill()
+            if work.child is not None:
                 with contextlib.suppress(asyncio.CancelledError):  # who does not want to wait for its end need not
                     await asyncio.shield(work.child.gone)
+            elif work in self._waiting:
+                self._waiting.remove(work)
             raise
         finally:
             work.has_ended()
@@ -202,7 +224,7 @@ class Processes:
         while self._idle:
             child = self._idle.pop()
             if child.is_ready:
-                child.begin(work)
+                child.begin([work])
                 return
         self._waiting.append(work)
         self._refill()
@@ -227,10 +249,30 @@ class Processes:
             self._has_nothing_to_do(child)
 
     def _has_nothing_to_do(self, child: _Child) -> None:
-        if self._waiting:
-            child.begin(self._waiting.popleft())
-        else:
+        if not self._waiting:
             self._idle.append(child)
+            return
+        works = [self._waiting.popleft()]
+        # What waits is shared by all; and what has a timeout goes alone, since that begins with it.
+        share = 1 + len(self._waiting) // len(self._children)
+        most = min(child.at_once, share, (self._options.max_jobs or math.inf) - child.jobs)
+        while len(works) < most and self._waiting and self._waiting[0].timeout is None and works[0].timeout is None:
+            works.append(self._waiting.popleft())
+        child.begin(works)
+
+    def take_back(self, works: list[_Work]) -> None:
+        """A child has not begun these, and will not."""
+        for work in reversed(works):
+            work.is_taken_back()
+            if work.is_wanted:
+                self._waiting.appendleft(work)
+            else:
+                work.ended.cancel()
+        while self._waiting and self._idle:
+            child = self._idle.pop()
+            if child.is_ready:
+                child.begin([self._waiting.popleft()])
+        self._refill()
 
     def _without(self, child: _Child) -> None:
         self._children.discard(child)
@@ -310,7 +352,15 @@ class _Child(asyncio.Protocol):
         self._process: subprocess.Popen[bytes] | None = None
         self._starting: asyncio.Task[None] | None = None
         self._calls: set[asyncio.Future[Any]] = set()
-        self._work: _Work | None = None
+        self.at_once = 1
+        self._works: list[_Work] = []  # the first one goes on, unless it has ended
+        self._begun_at = 0.0
+        self._count = 0
+        self._tickets: tuple[socket.socket, socket.socket] | None = None
+        self._answers: int | None = None
+        self._answers_read = 0
+        self._file_frames = pipe.Frames()
+        self._look: asyncio.TimerHandle | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self._code: int | None = None
         self._told = ""
@@ -324,13 +374,52 @@ class _Child(asyncio.Protocol):
         """Starts it, but not before this time of the event loop."""
         self._starting = self._loop.create_task(self._start(not_before), name="echomq child")
 
-    def begin(self, work: _Work) -> None:
-        """Runs one job."""
+    def begin(self, works: list[_Work]) -> None:
+        """Runs these jobs, one after the other."""
         assert self._transport is not None
-        self.jobs += 1
-        self._work = work
-        work.begins(self)
-        self._transport.write(work.message)
+        self.jobs += len(works)
+        self._works = works
+        self._count = len(works)
+        self._begun_at = self._loop.time()
+        for work in works:
+            work.begins(self)
+        if len(works) > 1:
+            assert self._tickets is not None
+            assert self._answers is not None
+            os.ftruncate(self._answers, 0)
+            os.lseek(self._answers, 0, os.SEEK_SET)  # the child writes from there: the position is one for both of us
+            self._answers_read = 0
+            self._tickets[0].send(b"." * (len(works) - 1))
+            self._look = self._loop.call_later(_TAKEN_BACK_AFTER, self._takes_long)
+        self._transport.write(pipe.frame(pipe.RUN, [work.message for work in works]))
+
+    def _takes_long(self) -> None:
+        """What has not begun is for others, then; and what has ended is heard."""
+        self._look = None
+        self.at_once = 1
+        self._read_answers()
+        self._pool.take_back(self._not_begun())
+
+    def _not_begun(self) -> list[_Work]:
+        """The works that it has not begun; from now on it will not. The kernel decides between the two of us."""
+        taken = 0
+        if self._tickets is not None and self._count > 1:
+            with contextlib.suppress(BlockingIOError):
+                taken = len(self._tickets[1].recv(_MOST_AT_ONCE, socket.MSG_DONTWAIT))
+        if not taken:
+            return []
+        self.jobs -= taken
+        works, self._works = self._works[-taken:], self._works[:-taken]
+        return works
+
+    def _read_answers(self) -> None:
+        """The answers of jobs after which another one has begun."""
+        if self._answers is None or self._count == 1:
+            return
+        while data := os.pread(self._answers, 1024 * 1024, self._answers_read):
+            self._answers_read += len(data)
+            for frame in self._file_frames.read(data):
+                self._hear(frame)
 
     def leave(self) -> None:
         """Asks it to end in order. Whoever has a job to the end of it must not."""
@@ -342,10 +431,18 @@ class _Child(asyncio.Protocol):
         if not self.gone.done():
             self._later(_TO_LEAVE, self.kill)
 
-    def kill(self) -> None:
-        """Ends it at once, with all that it has started in its process group. Its job has not crashed by that."""
-        self._killed = True
-        self._end()
+    def kill(self, work: _Work | None = None) -> None:
+        """Ends it at once, with all that it has started in its process group. Its job has not crashed by that.
+
+        Args:
+            work: only if it is this that goes on there. If it has not begun, it waits again, and nobody is killed.
+        """
+        if work is not None and self._count > 1:
+            self._read_answers()
+            self._pool.take_back(self._not_begun())
+        if work is None or work in self._works:
+            self._killed = True
+            self._end()
 
     def _later(self, seconds: float, what: Callable[[], object]) -> None:
         self._timers.append(self._loop.call_later(seconds, what))
@@ -366,12 +463,15 @@ class _Child(asyncio.Protocol):
             setup = self._pool.setup()
             ours, theirs = socket.socketpair()
             self._socket = ours
+            self._tickets = socket.socketpair()
+            self._answers = os.memfd_create("echomq-answers") if hasattr(os, "memfd_create") else None
             with theirs:
-                program = _PROGRAM.format(path=_path(), descriptor=theirs.fileno())
+                given = (theirs.fileno(), self._tickets[1].fileno(), -1 if self._answers is None else self._answers)
+                program = _PROGRAM.format(path=_path(), descriptors=given)
                 self._process = subprocess.Popen(  # noqa: ASYNC220  # in a thread that ends before us it would die with that
                     [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", program],  # type: ignore[attr-defined]
                     stdin=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[one for one in given if one >= 0],
                     start_new_session=True,  # Ctrl-C is ours to hear; and what it starts can be killed with it
                 )
             forks.remember(self)
@@ -403,7 +503,7 @@ class _Child(asyncio.Protocol):
         self.is_ready = False
         if self._code is not None:
             self._gone("")
-        elif self._work is not None:
+        elif self._works:
             self._later(_TO_DIE, self._cut_off)
 
     def _cut_off(self) -> None:
@@ -425,15 +525,31 @@ class _Child(asyncio.Protocol):
         elif self._socket is not None:
             self._socket.close()
         crash = _crash(self._code, why or self._told)
-        work, self._work = self._work, None
-        if work is not None and not work.ended.done():
+        with contextlib.suppress(Exception):  # whatever it has written there
+            self._read_answers()
+        waiting = self._not_begun()
+        works, self._works = self._works, []
+        self._close()
+        for work in works:
+            if work.ended.done():
+                continue
             if work.has_timed_out:
                 work.ended.set_exception(TimeoutError(f"the run took longer than its timeout of {work.timeout:g} s"))
             elif self._killed:
                 work.ended.cancel()
             else:
                 work.ended.set_exception(crash)
+        self._pool.take_back(waiting)
         self._pool.ended(self, crash)
+
+    def _close(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
+        for one in self._tickets or ():
+            one.close()
+        if self._answers is not None:
+            os.close(self._answers)
+            self._answers = None
 
     # -- what it says ----------------------------------------------------------------------------------------------------------
 
@@ -441,7 +557,12 @@ class _Child(asyncio.Protocol):
         """Reads what it says."""
         try:
             for frame in self._frames.read(data):
+                is_last = frame[0] in (pipe.RETURNED, pipe.RAISED, pipe.DONE)
+                if is_last:
+                    self._read_answers()
                 self._hear(frame)
+                if is_last:
+                    self._has_answered()
         except Exception as error:  # somebody else has written into its socket
             logger.exception("a process of queue %s cannot be understood, and is ended", self._pool._keys.queue)
             self._told = f"what it said cannot be read: {error}"
@@ -469,15 +590,22 @@ class _Child(asyncio.Protocol):
             self._told = frame[1]
 
     def _has_ended(self, end: _End | None, error: BaseException | None) -> None:
-        work, self._work = self._work, None
-        if work is None:
-            raise ValueError("it has ended a run that it did not have")
+        work = self._works.pop(0)
         if not work.ended.done():
             if end is not None:
                 work.ended.set_result(end)
             elif error is not None:
                 work.ended.set_exception(error)
         work.has_ended()
+
+    def _has_answered(self) -> None:
+        """It has nothing to do any more."""
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        is_short = self._loop.time() - self._begun_at < _SHORT * self._count
+        self.at_once = min(self.at_once * 2, _MOST_AT_ONCE) if is_short and self._answers is not None else 1
+        self._count = 1
         self._pool.has_ended_a_run(self)
 
     def _answer(self, number: int, call: asyncio.Future[Any]) -> None:
