@@ -274,6 +274,20 @@ def placements(rows: Rows, server: str) -> str:
     return table(["server and worker", "Node bullmq /s", "EchoMQ /s", "ratio"], body)
 
 
+def executors(rows: Rows, server: str) -> str:
+    """Handlers in threads and in processes: ours, and the Python peers as they run theirs."""
+    rates = {
+        peer: Value(rows.values("rate", "executor", server=server, peer=peer))
+        for peer in dict.fromkeys(row["peer"] for row in rows.of("executor", server=server))
+    }
+    best = max((value.middle for peer, value in rates.items() if not peer.startswith(OURS)), default=0.0)
+    body = [
+        [name(peer), value.show(), f"{value.middle / best:.2f}" if best and peer.startswith(OURS) else "–"]
+        for peer, value in rates.items()
+    ]
+    return table(["drain at concurrency 100", "jobs/s", "× the best Python peer"], body)
+
+
 def scripts(rows: Rows, server: str) -> str:
     def show(value: float | None) -> str:
         return "–" if value is None else f"{value:.2f}"
@@ -358,7 +372,7 @@ def page(rows: Rows, notes: str) -> str:
             )
         for title, make in (
             ("What a job costs", costs), ("Where the cores matter: drain at concurrency 1", placements), ("Scripts", scripts),
-            ("An idle worker", idle),
+            ("An idle worker", idle), ("Handlers in threads and in processes", executors),
         ):  # fmt: skip
             made = make(rows, server)
             if made.count("\n") > 1:

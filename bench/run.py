@@ -27,7 +27,17 @@ ROOT = HERE.parent
 CORE = ["echomq", "bullmq_node", "bullmq_py"]
 OTHERS = ["echomq:asyncio", "echomq:trimming", "echomq:tasks", "saq", "arq", "taskiq:list", "taskiq:stream", "dramatiq"]
 KINDS = ["redis", "valkey"]
-CASES = ["rates", "pickup", "idle", "scripts", "placement", "size"]
+CASES = ["rates", "pickup", "idle", "scripts", "placement", "size", "executors"]
+EXECUTORS = [
+    "echomq:threads",
+    "echomq:processes",
+    "bullmq_py",
+    "saq",
+    "arq",
+    "taskiq:list",
+    "taskiq:stream",
+    "dramatiq",
+]
 
 _SLOW = 2000
 """Microseconds from which calls are logged where there are millions of jobs: so few that the log itself costs nothing."""
@@ -263,6 +273,20 @@ class Bench:
                 jobs = round(peer.jobs * self.scale.share) // 4
                 self.measured(ground, self._drain, peer, 1, jobs)
         ground.place(self.places["split"])
+
+    # -- handlers in threads and in processes
+
+    def executors(self, ground: Ground) -> None:
+        """A drain at concurrency 100 of handlers in threads and in processes, ours and those of the Python peers."""
+        ours = [Peer(spec) for spec in EXECUTORS[:2]] if self.ours else []
+        theirs = [peer for peer in self.peers if peer.spec in EXECUTORS]
+        for _, peer in self.turns([*ours, *theirs], self.scale.rounds):
+            jobs = round(min(peer.jobs, 20_000) * self.scale.share)
+            self.measured(ground, self._executor, peer, jobs)
+
+    def _executor(self, ground: Ground, peer: Peer, jobs: int) -> list[Row]:
+        _, drained = self._drain(ground, peer, 100, jobs)
+        return [{**drained, "case": "executor"}]
 
     # -- a large queue
 

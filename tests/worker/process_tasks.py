@@ -254,6 +254,13 @@ def ignore_signals(file: str) -> None:
     compute(file)
 
 
+def until(file: str) -> str:
+    """Goes on until there is such a file."""
+    while not os.path.exists(file):
+        time.sleep(0.01)
+    return "let go"
+
+
 def nap(seconds: float, file: str = "") -> int:
     if file:
         with open(file, "w") as out:
