@@ -22,6 +22,7 @@ from tests.support.wait import wait_until
 CALLED = [
     "addJobs-11",
     "advanceScheduler-15",
+    "cancelJob-16",
     "changeDelay-5",
     "changePriority-8",
     "cleanJobs-12",
@@ -120,6 +121,9 @@ async def journey(queue: Queue, worker: Worker, runs: Runs) -> list[Job[Any]]:
     doomed = await queue.add("never", {}, delay=3600)
     await doomed.remove()
     assert await queue.get_job(doomed.id) is None
+    unwanted = await queue.add("never", {}, delay=3600)
+    assert await unwanted.cancel()
+    await unwanted.remove()
     assert (await queue.counts("waiting"))["waiting"] == 1
     scheduler = JobScheduler(queue)
     await scheduler.upsert("new year", Cron("0 0 1 1 *"), JobSpec("never"))
