@@ -4,7 +4,7 @@ import signal
 
 from echomq import Call, EchoMQ, JobSpec, Keep, ProcessPool, Queue, Worker
 
-BULK, JOBS, PROCESSES = 1000, 60_000, 4
+BULK, JOBS, PROCESSES = 1000, 60_000, 2
 SETTINGS = (
     "add_bulk(1000); keeps all completed jobs (Keep.ALL, as Node does), lock and stalled check; asyncio: no uvloop"
 )

@@ -501,10 +501,10 @@ class EchoMQ(TaskMaker):
                 )
         return tasks[0].limiter if tasks else None
 
-    def _loads(self, queue: str) -> list[Callable[[], object]]:
-        """What a process of this queue's worker does before it takes jobs."""
+    def _loads(self, queue: str) -> list[Callable[[], object]] | None:
+        """What a process of this queue's worker does before it takes jobs; None if the queue has no task for one."""
         tasks = [task for task in self._tasks.values() if task.process and task.queue == queue]
-        return [InProcess.of(task, self).load for task in tasks]
+        return [InProcess.of(task, self).load for task in tasks] or None
 
     def _refuse_unknown(self, job: Job[Any]) -> NoReturn:
         """A rolling deploy must not lose work: the job waits, for a worker that knows it (docs: unknown tasks)."""

@@ -624,7 +624,8 @@ class ProcessPool(msgspec.Struct, frozen=True):
         size: how many there are at most; left out, as many as the worker has slots.
         max_jobs: a process ends after so many jobs, and a new one takes its place.
         max_memory: one that holds more than so many bytes after a job ends, and a new one takes its place.
-        warm: start them with the worker, as many as the machine has processors; else each when it is first needed.
+        warm: start them with the worker, as many as the machine has processors, if its queue has a task with ``process=True``
+            or it has a ``route`` and this; else each when it is first needed.
 
     Example:
         >>> app.worker("images", concurrency=4, processes=ProcessPool(max_jobs=1000, max_memory=512 * 1024 * 1024))

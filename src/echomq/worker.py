@@ -279,7 +279,8 @@ class Worker:
         self._around: Callable[[], AbstractAsyncContextManager[Around]] | None = (
             None  # what an app starts before its workers
         )
-        self._loads: Callable[[], Sequence[Callable[[], object]]] = tuple  # what a process of its own does at its start
+        # What a process of its own does at its start; None if none is to be there before it is needed.
+        self._loads: Callable[[], Sequence[Callable[[], object]] | None] = tuple if processes is not None else _none
         self._session: _Session | None = None
         self._paused = False
         self._process = ""  # by what a supervisor knows this process's locks
@@ -649,7 +650,7 @@ class _Session:
     async def _processes_are_there(self, processes: Processes) -> bool:
         """Waits for the first process, if any is wanted; False if the worker was stopped meanwhile."""
         load = self._worker._loads()
-        if not load:
+        if load is None:
             return True
         stopped = asyncio.create_task(self._stop.wait(), name="echomq stop")
         starting = asyncio.create_task(processes.start(load), name="echomq children")
@@ -850,6 +851,10 @@ def _took_too_long(timeout: float) -> TimeoutError:
 
 def _never() -> bool:
     return False
+
+
+def _none() -> None:
+    return None
 
 
 def _checked_pool(pool: ProcessPool | None, route: Route | None) -> ProcessPool:

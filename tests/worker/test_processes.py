@@ -20,6 +20,7 @@ from echomq import (
     Job,
     JobFailed,
     JobSpec,
+    ProcessCrashed,
     ProcessPool,
     Queue,
     ResultUnavailable,
@@ -405,7 +406,9 @@ async def test_a_process_that_holds_too_much_memory_ends(queue: Queue, url: str)
 
 
 async def test_as_many_processes_as_are_needed_and_no_more_than_its_size(queue: Queue, url: str) -> None:
-    async with Worker("computed", route=route, connection=url, processes=ProcessPool(size=2), concurrency=8):
+    async with Worker(
+        "computed", route=route, connection=url, processes=ProcessPool(size=2, warm=False), concurrency=8
+    ):
         assert children() == []
         await result(queue, "pid")
         assert len(children()) == 1
@@ -417,7 +420,7 @@ async def test_as_many_processes_as_are_needed_and_no_more_than_its_size(queue: 
 async def test_a_process_that_cannot_start_costs_its_run_an_attempt(
     queue: Queue, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Worker("computed", route=route, connection=url, processes=POOL):
+    async with Worker("computed", route=route, connection=url, processes=ProcessPool(size=1, warm=False)):
         monkeypatch.setattr("sys.executable", "/nowhere/python")
         with pytest.raises(JobFailed, match=r"ProcessCrashed: .* could not be started: .*/nowhere/python"):
             await result(queue, "pid")
@@ -435,6 +438,18 @@ async def test_threads_and_descriptors_are_given_back(queue: Queue, url: str) ->
         now = psutil.Process().num_fds()
         assert before is None or now <= before
         before = before or now
+
+
+async def test_warm_processes_are_there_before_the_first_job(url: str) -> None:
+    async with Worker("computed", route=route, connection=url, processes=ProcessPool(size=1)) as worker:
+        await worker.ready()
+        assert len(children()) == 1
+
+
+async def test_a_worker_whose_processes_cannot_start_says_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    with pytest.raises(ProcessCrashed, match="could not be started"):
+        await Worker("computed", route=route, connection=url, processes=POOL).run()
 
 
 def test_options_that_are_refused(url: str) -> None:

@@ -151,7 +151,7 @@ class Processes:
             ProcessCrashed: a child cannot start; says why.
         """
         self._preload = preload
-        if not self._options.warm or not preload:
+        if not self._options.warm:
             return
         self._warm = min(self._size, os.cpu_count() or 1)
         self._first = asyncio.get_running_loop().create_future()
