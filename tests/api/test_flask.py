@@ -142,8 +142,16 @@ def test_a_factory_makes_an_application_for_each_test(jobs: FlaskEchoMQ, url: st
     jobs.sync.close()
 
 
-def test_the_server_is_said_in_one_place(url: str) -> None:
-    with pytest.raises(InvalidOption, match="in one place"):
-        FlaskEchoMQ(flask_app(url), connection=url)
+def test_an_application_has_several(jobs: FlaskEchoMQ, url: str) -> None:
+    app = flask_app("redis://nowhere:1")
+    others = FlaskEchoMQ(app, connection=url)
+    jobs.init_app(app)
+    assert others.sync.queue("mail").add("welcome").id == "1"
+    assert app.extensions["echomq"] is others
+    assert jobs.connection.where == "nowhere:1/0"
+    others.sync.close()
+
+
+def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(InvalidOption, match="must be a Flask application"):
         FlaskEchoMQ("redis://localhost")  # type: ignore[arg-type]

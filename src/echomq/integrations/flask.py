@@ -42,7 +42,8 @@ class FlaskEchoMQ(EchoMQ):
 
     Args:
         app: the Flask application; left out, ``init_app`` says it.
-        connection: a ``Connection`` or a URL, if not the configuration says the server.
+        connection: a ``Connection`` or a URL; then the configuration is not read. So can an application have several, of which
+            ``app.extensions["echomq"]`` is the first.
         options: others of ``EchoMQ``, such as ``prefix``.
 
     Raises:
@@ -78,17 +79,12 @@ class FlaskEchoMQ(EchoMQ):
             InvalidOption: the configuration names no server, or breaks a rule; or it names another one than that which is in
                 use: close the app first, or make a ``FlaskEchoMQ`` for each server.
         """
-        url = app.config.get("ECHOMQ_URL")
-        times = {name: app.config[key] for name in _TIMES if (key := f"ECHOMQ_{name.upper()}") in app.config}
         if self._later is not None:
+            url = app.config.get("ECHOMQ_URL")
+            times = {name: app.config[key] for name in _TIMES if (key := f"ECHOMQ_{name.upper()}") in app.config}
             self._later.be(Connection.of(url) if isinstance(url, Connection) else Connection(url, **times))
-        elif url is not None or times:
-            raise InvalidOption(
-                "the configuration of the Flask application has ECHOMQ_… keys, and the FlaskEchoMQ was given a connection; "
-                "say it in one place"
-            )
         self._flask = app
-        app.extensions["echomq"] = self
+        app.extensions.setdefault("echomq", self)
 
     def _route(self, job: Job[Any]) -> Call:
         call = super()._route(job)

@@ -21,6 +21,7 @@ from echomq import (
     Queue,
     QueueEvents,
     RetryPolicy,
+    SyncQueue,
     Tasks,
     Worker,
     current_job,
@@ -179,6 +180,11 @@ async def of_schedules(scheduler: JobScheduler) -> None:
 
 def of_plain_programs() -> None:
     enroll.sync.enqueue("7")  # E
+    enroll.sync.enqueue()  # E
+    enroll.sync.enqueue(7, curse="redis")  # E
+    SyncQueue("q").add("enroll", priority="high")  # E
+    for job in SyncQueue("q").jobs("waited"):  # E
+        print(job.id)
     length: str = count.sync.enqueue(["a"]).result()  # E
     del length
 
