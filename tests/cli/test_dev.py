@@ -109,6 +109,26 @@ async def test_a_worker_that_begins_with_a_broken_file_waits_for_a_better_one(st
     assert await running.end() == 0
 
 
+async def test_what_a_process_had_that_died_is_given_back_by_the_next(start: Start, url: str) -> None:
+    text = (
+        APP
+        + """
+@app.task(queue="dev", pass_job=True)
+async def die(job) -> int:
+    import os
+    if job.attempts_started == 1:
+        os.kill(os.getpid(), 9)
+    return job.attempts_started
+"""
+    )
+    running = start("worker", "program:app", "--reload", url=url, text=text)
+    await running.says("ready: ")
+    async with Queue("dev", connection=url) as queue:
+        job = await queue.add("die")
+        assert await job.result(timeout=15) == 2  # a lock lasts for 30 seconds
+    assert await running.end() == 0
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Final, Self
 
 import msgspec
@@ -35,11 +35,13 @@ class Parent:
     Args:
         descriptor: of the pipe that we tell it by.
         process: the name that it gave this process, by which it knows our locks.
+        dead: names of processes that have died, whose jobs we are to give back: it does not know our queues.
     """
 
-    def __init__(self, descriptor: int, process: str) -> None:
+    def __init__(self, descriptor: int, process: str, dead: Sequence[str]) -> None:
         self._descriptor = descriptor
         self.process = process
+        self.dead = dead
 
     @classmethod
     def of(cls, environment: MutableMapping[str, str]) -> Self | None:
@@ -47,14 +49,14 @@ class Parent:
         told = environment.pop(_VARIABLE, None)
         if told is None:
             return None
-        descriptor, _, process = told.partition(":")
+        descriptor, process, *dead = told.split(":")
         os.set_inheritable(int(descriptor), False)
-        return cls(int(descriptor), process)
+        return cls(int(descriptor), process, dead)
 
     @staticmethod
-    def variable(descriptor: int, process: str) -> dict[str, str]:
+    def variable(descriptor: int, process: str, dead: Sequence[str]) -> dict[str, str]:
         """What a child's environment has, so that ``of`` finds it."""
-        return {_VARIABLE: f"{descriptor}:{process}"}
+        return {_VARIABLE: ":".join((str(descriptor), process, *dead))}
 
     def tell(self, state: ProcessState) -> None:
         """Says how we do. It may wait for the parent, so not in the event loop."""

@@ -57,6 +57,11 @@ class Process:
             self._parent_heard = self._parent.watch(lambda: loop.call_soon_threadsafe(self._parent_gone))
         running = [loop.create_task(one.run()) for one in self._workers]
         self._reporter.start()
+        giving_back = [
+            loop.create_task(one._take_from_dead(name, one._plan.lock_duration))
+            for one in self._workers
+            for name in (() if self._parent is None else self._parent.dead)
+        ]
         ready = loop.create_task(self._until_ready())
         stopping = loop.create_task(self._stop.wait())
         try:
@@ -64,9 +69,9 @@ class Process:
             self._reporter.look()
             ends = await asyncio.gather(*(one.close() for one in self._workers), *running, return_exceptions=True)
         finally:
-            for task in (ready, stopping):
+            for task in (ready, stopping, *giving_back):
                 task.cancel()
-            await asyncio.gather(ready, stopping, *self._closing, return_exceptions=True)
+            await asyncio.gather(ready, stopping, *giving_back, *self._closing, return_exceptions=True)
             self._reporter.stop()
         code = _code(ends)
         threading.Thread(target=self._end, args=(code,), name="echomq end", daemon=True).start()

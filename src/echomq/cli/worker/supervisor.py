@@ -34,6 +34,7 @@ _FOR_GIVING_BACK: Final = 5.0
 _LAST_WORDS: Final = 0.2
 """Seconds for reading what a process told before its end: what it has started in turn may hold the pipe open."""
 
+_MOST_HERITAGES: Final = 20
 _WATCH_EVERY: Final = 1.0
 _LONGEST_LINE: Final = 4 * 1024 * 1024
 
@@ -49,11 +50,13 @@ class Child:
         state: what it last told.
         was_ready: whether it ever took jobs.
         told_to_stop: whether it was sent a signal.
+        heir_of: names of processes that had died, whose jobs it was to give back.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, name: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, name: str, heir_of: Sequence[str]) -> None:
         self.process = process
         self.name = name
+        self.heir_of = heir_of
         self.state: ProcessState | None = None
         self.was_ready: bool = False
         self.told_to_stop: bool = False
@@ -113,7 +116,7 @@ class Supervisor:
         size: how many processes there are to be.
         words: of the command that each of them runs.
         announce: told when all are ready, and when they stop.
-        give_back: puts back what a process of this name had in hand; None: locks expire.
+        give_back: puts back what a process of this name had in hand; None: the next process that starts does so.
         grace: seconds that running jobs get to finish when it stops.
         changes: gives the files that were changed, each time that some were: then all processes are started anew. A process
             that ends by itself waits for such a change.
@@ -140,6 +143,7 @@ class Supervisor:
         self._worst = 0
         self._announced = self._is_healthy = False
         self._giving_back: set[asyncio.Task[None]] = set()
+        self._without_heir: list[str] = []
 
     def states(self) -> list[ProcessState]:
         """What its processes last told. For any thread."""
@@ -222,6 +226,7 @@ class Supervisor:
     async def _start(self) -> Child:
         ours, theirs = os.pipe()
         name = secrets.token_urlsafe(6) + "."
+        heir_of, self._without_heir = self._without_heir[-_MOST_HERITAGES:], []
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -230,15 +235,16 @@ class Supervisor:
                 *self._words,
                 stdin=asyncio.subprocess.PIPE,  # never written to: its end tells the child that we are gone
                 pass_fds=[theirs],
-                env={**os.environ, **Parent.variable(theirs, name)},
+                env={**os.environ, **Parent.variable(theirs, name, heir_of)},
                 start_new_session=True,
             )
         except BaseException:
             os.close(ours)
+            self._without_heir += heir_of
             raise
         finally:
             os.close(theirs)
-        child = Child(process, name)
+        child = Child(process, name, heir_of)
         self._children.append(child)
         child.listening = asyncio.create_task(self._listen(child, ours), name="echomq listen")
         return child
@@ -265,7 +271,9 @@ class Supervisor:
                 await self._stopping.wait()
 
     def _take_back(self, child: Child) -> None:
-        if self._give_back is not None:
+        if self._give_back is None:
+            self._without_heir += [child.name] if child.was_ready else [*child.heir_of, child.name]
+        else:
             task = asyncio.get_running_loop().create_task(self._give_back(child.name), name="echomq give back")
             self._giving_back.add(task)
             task.add_done_callback(self._giving_back.discard)
