@@ -13,8 +13,10 @@ CLASS = 2**32
 TICK = 4096
 MANUAL = str(2**53 - 1)
 STALLED = "job stalled more than allowable limit"
+WHY = "why"
 
 ADDED, THERE, HELD, FULL = 1, 0, 2, 3
+ENDED, CANCELLED, ASKED = 0, 1, 2
 DONE, GONE, NO_LOCK, NOT_THERE, NOT_OWNED, CURRENT = 0, -1, -2, -3, -6, -8
 
 Scores = dict[str, int]
@@ -444,6 +446,32 @@ class Model:
         if place == "failed" and job.made >= attempts:
             self.tell("retries-exhausted", "jobId", job_id, "attemptsMade", job.made)
 
+    def cancel(self, job_id: str) -> int:
+        """Fails a job that is not being run; of one that is, keeps that somebody wants it to end."""
+        job, state = self.jobs.get(job_id), self.state(job_id)
+        if job is None or state in ("completed", "failed"):
+            return GONE if job is None else ENDED
+        if state in ("active", "unknown"):
+            job.more.setdefault("cancelRequested", WHY)
+            return ASKED
+        if self.is_current(job):
+            return CURRENT
+        self.leave(job_id)
+        job.delay = 0 if state == "delayed" else job.delay
+        job.more.setdefault("stacktrace", "[]")
+        self.end_cancelled(job, state)
+        return CANCELLED
+
+    def end_cancelled(self, job: Job, state: str) -> None:
+        """It is out of where it was, and fails because somebody has cancelled it."""
+        self.release(job)
+        job.more |= {"failedReason": WHY, "failureKind": "cancelled", "finishedOn": str(self.now)}
+        for name in ("defa", "cancelRequested"):
+            job.more.pop(name, None)
+        self.failed[job.id] = self.now
+        self.tell("cancelled", "jobId", job.id, "reason", WHY)
+        self.tell("failed", "jobId", job.id, "failedReason", WHY, "prev", state, "failureKind", "cancelled")
+
     def trim(self, place: str, most: int) -> None:
         """Retention: the oldest of those that have ended go. (What they hold has been released.)"""
         scores = self.completed if place == "completed" else self.failed
@@ -569,7 +597,7 @@ class Model:
         job, state = self.jobs[job_id], self.state(job_id)
         self.leave(job_id)
         end = ("returnvalue",) if state == "completed" else ("failedReason", "failureKind")
-        for name in ("finishedOn", "processedOn", *end):
+        for name in ("finishedOn", "processedOn", "cancelRequested", *end):
             job.more.pop(name, None)
         self.place(job, first=first)
         self.tell("waiting", "jobId", job_id, "prev", state)

@@ -31,7 +31,7 @@ from echomq import Every, JobSpec
 from echomq._store import schedule
 from echomq._store.call import Patience
 from echomq._store.codec import NewJob
-from tests.property.queue_model import TICK, Hold, Job, Model, Schedule
+from tests.property.queue_model import TICK, WHY, Hold, Job, Model, Schedule
 from tests.property.snapshot import snapshot
 from tests.store.schedules import Clocked, Schedules
 from tests.store.scripts import KEEP_ALL, Outcome, Queue, T, Taken, job_args, text
@@ -47,7 +47,7 @@ PLACES = ["completed", "failed", "delayed", "prioritized", "wait", "active"]
 NAMES = ["a", "b", "c"]
 OUTCOMES = [
     "completed", "completed few", "completed gone", "failed", "failed gone", "failed dead", "failed expired", "retry",
-    "retry lifo", "later", "skip", "wait", "wait limited", "back", "back uncalled", "wrong",
+    "cancelled", "retry lifo", "later", "skip", "wait", "wait limited", "back", "back uncalled", "wrong",
 ]  # fmt: skip
 MODES: dict[str, dict[str, Any]] = {
     "none": {}, "simple": {}, "throttle": {"ttl": LONG}, "extend": {"ttl": LONG, "extend": True},
@@ -102,7 +102,7 @@ class QueueMachine(RuleBasedStateMachine):
         return {
             "add": 4, "fetch": 7 if model.waits else 1, "finish": 8 * running, "extend": running, "tick": 2,
             "lose_lock": 2 * bool(self.locked()), "sweep": 1 + 2 * running, "confirm": 2 * bool(model.suspects),
-            "remove": 2, "change": 4 * bool(model.jobs), "change_many": 2, "heal": bool(model.waits),
+            "remove": 2, "cancel": 2, "change": 4 * bool(model.jobs), "change_many": 2, "heal": bool(model.waits),
             "requeue": 2 * bool(self.letters.jobs), "limit": 5 if model.closed else 2,
             "pause_or_resume": 3 if model.paused else 1, "arrive_late": len(self.calls) > 3,
             "send_again": bool(self.calls) and self.calls[-1].number == self.queue.number,
@@ -254,14 +254,17 @@ class QueueMachine(RuleBasedStateMachine):
         outcomes = [_outcome(model.jobs[job_id], kind, token, self.dead.base) for job_id, kind, token in plans]
         expected, ended, promoted, few = [], False, False, False
         for index, (job_id, kind, token) in enumerate(plans, 1):
-            code = model.owned(job_id, token)
+            code: int | str = model.owned(job_id, token)
+            asked = "cancelRequested" in model.jobs[job_id].more if job_id in model.jobs else False
+            if code == 0 and asked and kind not in ("cancelled", "back", "back uncalled"):
+                code = "CANCEL " + WHY
             expected.append(code)
             if code == 0:
                 if kind.startswith("retry") and not promoted:
                     promoted = True
                     model.promote_due()
                 self.end(job_id, kind, len(plans) - index)
-                ended = kind.startswith(("completed", "failed"))
+                ended = kind.startswith(("completed", "failed", "cancelled"))
                 few = few or kind == "completed few"
         if few:
             model.trim("completed", 2)
@@ -293,6 +296,10 @@ class QueueMachine(RuleBasedStateMachine):
                     self.letters.store(Job(letter_id, job.data, opts, model.now, name=job.name, more=dict(FAILURE)))
                 said = "expired" if how == ["expired"] else ""
                 model.end(job_id, "failed", "no", fields, 2, keep=how != ["gone"], said=said)
+            case ["cancelled"]:
+                model.out_of_active(job_id)
+                job.made += 1
+                model.end_cancelled(job, "active")
             case ["retry", *how]:
                 model.retry(job_id, FAILURE, lifo=bool(how))
             case ["later"]:
@@ -379,6 +386,10 @@ class QueueMachine(RuleBasedStateMachine):
     def remove(self, draw: Draw) -> None:
         job_id = self.some_job(draw)
         assert self.call("remove-5", job_id, "1") == [self.model.remove(job_id)]
+
+    def cancel(self, draw: Draw) -> None:
+        job_id = self.some_job(draw)
+        assert self.call("cancelJob-16", job_id, WHY, "") == [self.model.cancel(job_id)]
 
     def change(self, draw: Draw) -> None:
         """A change of one job, as often as not of one that is where the change needs it."""
@@ -660,6 +671,10 @@ def _outcome(job: Job, kind: str, token: str, dead: str) -> Outcome:
                 opts = json.dumps(job.opts)[:-1] + ', "deadLetter":' + json.dumps(letter)[:-1] + ',"failedOn":'
                 more["letter"] = [dead, opts]
             return Outcome("failed", job.id, token, "no", NONE if how == ["gone"] else KEEP_ALL, more)
+        case ["cancelled"]:
+            fields = ["failedReason", WHY, "failureKind", "cancelled"]
+            more = {"fields": fields, "said": ["cancelled", "reason", WHY]}
+            return Outcome("failed", job.id, token, WHY, KEEP_ALL, more)
         case ["retry", *how]:
             return Outcome("retry", job.id, token, "", "", {"fields": failure, "lifo": bool(how)})
         case ["later"]:

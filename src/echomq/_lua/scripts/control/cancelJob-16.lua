@@ -87,6 +87,9 @@ local function fail()
     redis.call("ZADD", failed, now_text, job_id)
     redis.call("HSET", key, "failedReason", reason, "failureKind", "cancelled", "finishedOn", now_text)
     redis.call("HSETNX", key, "stacktrace", "[]")
+    if at == "delayed" then   -- it waits for no time any more, also if somebody lets it run again
+      redis.call("HSET", key, "delay", "0")
+    end
     redis.call("HDEL", key, "defa", "cancelRequested")
   end
   queue_meta.write_default(meta, settings)
