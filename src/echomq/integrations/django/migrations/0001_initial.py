@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from django.db import migrations, models
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 class Migration(migrations.Migration):
     """The table as ``OutboxJob`` has it."""
 
-    initial: bool | None = True
-    dependencies: list[tuple[str, str]] = []  # noqa: RUF012 -- as Django declares it
-    operations: list[Operation] = [  # noqa: RUF012
+    initial: ClassVar[bool | None] = True
+    dependencies: ClassVar[list[tuple[str, str]]] = []
+    operations: ClassVar[list[Operation]] = [
         migrations.CreateModel(
             name="OutboxJob",
             fields=[
