@@ -218,13 +218,16 @@ class Outbox:
         Example:
             >>> outbox.enqueue(session, mail_receipt.options(delay=60), order.number)
         """
-        return self.add(connection, task.spec(*args, **kwargs), queue=task.queue)[0]
+        _check_sync(connection)
+        return self._write(connection, _rows([task.spec(*args, **kwargs)], task.app.queue(task.queue)))[0]
 
     async def enqueue_async(
         self, connection: UserConnection, task: Task[P, Any], *args: P.args, **kwargs: P.kwargs
     ) -> str:
         """The same for an ``AsyncSession`` or ``AsyncConnection`` of SQLAlchemy."""
-        return (await self.add_async(connection, task.spec(*args, **kwargs), queue=task.queue))[0]
+        _check_async(connection)
+        rows = _rows([task.spec(*args, **kwargs)], task.app.queue(task.queue))
+        return (await self._write_async(connection, rows))[0]
 
     def add(self, connection: UserConnection, *specs: JobSpec, queue: str | Queue) -> list[str]:
         """Writes jobs, in order, in the transaction of ``connection``. They are sent when it has been committed.
@@ -235,43 +238,30 @@ class Outbox:
             connection: a Connection or Session of SQLAlchemy, or a connection of a DB-API driver. If no transaction is open one
                 is begun, as its driver would.
             specs: the jobs, such as ``task.spec(…)`` gives.
-            queue: where they go.
+            queue: where they go; with a ``Queue`` the size of the data is looked at now, else when they are sent.
 
         Returns:
             The ids that the jobs will have: those of the specs, and new ones for specs without.
 
         Raises:
             InvalidOption: a spec or the connection breaks a rule, or the connection is in autocommit mode. EncodingError: data
-                have no JSON form. Nothing was written.
+                have no JSON form. PayloadTooLarge: they take more than the ``Queue`` that was given, or their spec, allows.
+                Nothing was written.
 
         Example:
             >>> outbox.add(connection, JobSpec("pack", {"order": 17}), JobSpec("bill", {"order": 17}), queue="orders")
         """
-        if is_async_sqlalchemy(connection):
-            raise InvalidOption(f"{connection!r:.200} is asynchronous: write `await outbox.add_async(…)`")
-        return self._write(connection, self._rows(specs, queue))
+        _check_sync(connection)
+        return self._write(connection, _rows(specs, queue))
 
     async def add_async(self, connection: UserConnection, *specs: JobSpec, queue: str | Queue) -> list[str]:
         """The same for an ``AsyncSession`` or ``AsyncConnection`` of SQLAlchemy."""
-        if not is_async_sqlalchemy(connection):
-            raise InvalidOption(
-                f"connection={connection!r:.200}: add_async needs an AsyncConnection or AsyncSession of SQLAlchemy; for one that "
-                "blocks write outbox.add(…)"
-            )
-        rows, given = self._rows(specs, queue), connection
-        found: list[str] = await given.run_sync(lambda inner: self._write(inner, rows))  # type: ignore[union-attr]
-        return found
+        _check_async(connection)
+        return await self._write_async(connection, _rows(specs, queue))
 
-    def _rows(self, specs: Sequence[JobSpec], queue: str | Queue) -> list[_Written]:
-        name = queue.name if isinstance(queue, Queue) else check_queue_name(queue, hash_tag=False)
-        made = []
-        for spec in specs:
-            if not isinstance(spec, JobSpec):
-                raise InvalidOption(f"spec={shown(spec)}: must be a JobSpec, such as task.spec(…) gives")
-            token = uuid.uuid4().hex
-            job = encode_spec(_stamped(spec, token))
-            made.append(_Written(name, spec.job_id or token, _payload(job, name, token)))
-        return made
+    async def _write_async(self, connection: Any, rows: Sequence[_Written]) -> list[str]:
+        written: list[str] = await connection.run_sync(lambda inner: self._write(inner, rows))
+        return written
 
     def _write(self, connection: object, rows: Sequence[_Written]) -> list[str]:
         joined = self._database.joined(connection) if isinstance(self._database, Database) else None
@@ -588,6 +578,35 @@ class Relay:
         return len(rows), len(turn.sent)
 
 
+def _check_sync(connection: object) -> None:
+    if is_async_sqlalchemy(connection):
+        raise InvalidOption(f"{connection!r:.200} is asynchronous: write `await outbox.add_async(…)`, or enqueue_async")
+
+
+def _check_async(connection: object) -> None:
+    if not is_async_sqlalchemy(connection):
+        raise InvalidOption(
+            f"connection={connection!r:.200}: add_async and enqueue_async need an AsyncConnection or AsyncSession of SQLAlchemy; "
+            "for one that blocks write outbox.add(…), or outbox.enqueue(…)"
+        )
+
+
+def _rows(specs: Sequence[JobSpec], queue: str | Queue) -> list[_Written]:
+    name = queue.name if isinstance(queue, Queue) else check_queue_name(queue, hash_tag=False)
+    # What a codec makes of the data is known when they are sent.
+    home = queue._home if isinstance(queue, Queue) and queue._home.payloads is None else None
+    rows = []
+    for spec in specs:
+        if not isinstance(spec, JobSpec):
+            raise InvalidOption(f"spec={shown(spec)}: must be a JobSpec, such as task.spec(…) gives")
+        token = uuid.uuid4().hex
+        job = encode_spec(_stamped(spec, token))
+        if home is not None:
+            home.check_size(job[1], spec.max_bytes)
+        rows.append(_Written(name, spec.job_id or token, _payload(job, name, token, spec.max_bytes)))
+    return rows
+
+
 class _Written(msgspec.Struct, frozen=True):
     queue: str
     job_id: str
@@ -604,6 +623,13 @@ class _Row(msgspec.Struct, frozen=True):
     queue: str
     payload: str
     attempts: int
+
+
+class _Sending(msgspec.Struct, frozen=True):
+    """A job, and how many bytes its data may take, if that is another number than the queue's."""
+
+    job: NewJob
+    most: int | None
 
 
 class _Refused(msgspec.Struct, frozen=True):
@@ -633,29 +659,29 @@ class _Turn:
             EchoMQError: the server is away, or takes nothing: all that is not in ``sent`` or ``refused`` was not tried, or may
                 have been added without an answer.
         """
-        by_queue: dict[str, list[tuple[_Row, NewJob]]] = {}
+        by_queue: dict[str, list[tuple[_Row, _Sending]]] = {}
         for row in rows:
             try:
-                queue, job = _read(row.payload, self._remember)
+                queue, sending = _read(row.payload, self._remember)
             except (ValueError, KeyError, TypeError) as error:  # somebody's hand, or a newer version's row
                 self.refused.append(_Refused(row, row.attempts + 1, None, f"cannot be read: {error}"))
             else:
-                by_queue.setdefault(queue, []).append((row, job))
+                by_queue.setdefault(queue, []).append((row, sending))
         for name, some in by_queue.items():
             try:
                 queue_of = self._app.queue(name)
             except InvalidOption as error:
                 self.refused += [_Refused(row, row.attempts + 1, None, str(error)) for row, _ in some]
                 continue
-            for start, end in _parts([job for _, job in some]):
+            for start, end in _parts([sending.job for _, sending in some]):
                 await self._part(queue_of, some[start:end])
 
-    async def _part(self, queue: Queue, part: Sequence[tuple[_Row, NewJob]]) -> None:
+    async def _part(self, queue: Queue, part: Sequence[tuple[_Row, _Sending]]) -> None:
         if time.monotonic() > self._deadline:
             return  # another relay has them by now; what is left is given back, which does no harm
         try:
-            sent = [await queue._home.wrapped(job) for _, job in part]
-            results = await queue._home.line.add(sent)
+            wrapped = [await queue._home.wrapped(sending.job, sending.most) for _, sending in part]
+            results = await queue._home.line.add(wrapped)
         except EchoMQError as error:
             if _concerns_all(error):
                 raise
@@ -663,7 +689,7 @@ class _Turn:
                 for one in part:
                     await self._part(queue, [one])
                 return
-            self._refuse(part[0][0], f"{type(error).__name__}: {error}")
+            self._refuse(part[0][0], error)
             return
         for (row, _), added in zip(part, results, strict=True):
             if added.code == FULL:
@@ -671,10 +697,13 @@ class _Turn:
             else:
                 self.sent.append(row)
 
-    def _refuse(self, row: _Row, reason: str) -> None:
+    def _refuse(self, row: _Row, error: EchoMQError) -> None:
         attempts = row.attempts + 1
         put_off = min(_FIRST_PUT_OFF * 2 ** min(attempts - 1, 20), _LONGEST_PUT_OFF)
-        self.refused.append(_Refused(row, attempts, put_off if attempts < self._attempts else None, reason))
+        # What is wrong in the job itself (its data are too large) no later attempt makes better.
+        again = attempts < self._attempts and not isinstance(error, ValueError)
+        reason = f"{type(error).__name__}: {error}"
+        self.refused.append(_Refused(row, attempts, put_off if again else None, reason))
 
 
 def _concerns_all(error: EchoMQError) -> bool:
@@ -736,16 +765,17 @@ def _ascii(text: str, most: int) -> str:
     return text.encode("ascii", "backslashreplace").decode()[:most].replace("\0", "?")
 
 
-def _payload(job: NewJob, queue: str, token: str) -> str:
+def _payload(job: NewJob, queue: str, token: str, most: int | None) -> str:
     """ASCII, as all that stands in a row."""
     more = job[MORE]
     packed = base64.b64encode(more).decode() if isinstance(more, bytes) else ""
     texts = [part.decode() if isinstance(part, bytes) else part for part in (*job[:MORE], packed, *job[MORE + 1 :])]
-    return json.dumps({"v": _VERSION, "queue": queue, "token": token, "job": texts}, separators=(",", ":"))
+    whole = {"v": _VERSION, "queue": queue, "token": token, "job": texts}
+    return json.dumps(whole if most is None else {**whole, "most": most}, separators=(",", ":"))
 
 
-def _read(payload: str, remember: float) -> tuple[str, NewJob]:
-    """The job as it stands in a row, and its queue.
+def _read(payload: str, remember: float) -> tuple[str, _Sending]:
+    """The queue of a row, and its job.
 
     Raises:
         ValueError, KeyError, TypeError: it cannot be read.
@@ -757,8 +787,9 @@ def _read(payload: str, remember: float) -> tuple[str, NewJob]:
     if len(texts) != 9 or not all(isinstance(text, str) for text in (*texts, token, queue)):
         raise ValueError("is no job")
     json.loads(texts[1]), json.loads(texts[2])
-    job: NewJob = (*texts[:MORE], base64.b64decode(texts[MORE]) or "", *texts[MORE + 1 :])
-    return queue, sent_once(job, token, remember)
+    more = base64.b64decode(texts[MORE]) or ""
+    job: NewJob = (texts[0], texts[1].encode(), *texts[2:MORE], more, *texts[MORE + 1 :])
+    return queue, _Sending(sent_once(job, token, remember), found.get("most"))
 
 
 def _now_ms() -> int:

@@ -17,9 +17,21 @@ import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from echomq import Connection, Deduplication, EchoMQ, EncodingError, InvalidOption, Job, JobSpec, Keep
+from echomq import (
+    Connection,
+    Deduplication,
+    EchoMQ,
+    EncodingError,
+    InvalidOption,
+    Job,
+    JobSpec,
+    Keep,
+    PayloadTooLarge,
+    Worker,
+)
 from echomq import outbox as outbox_module
 from echomq.outbox import Outbox, Relay
+from echomq.payloads import Compressed
 from tests.support.databases import mariadb, postgresql
 from tests.support.deliveries import LIBRARIES, Book, opened, write
 from tests.support.server import Server
@@ -289,29 +301,25 @@ async def test_relay_that_dies_between_sending_and_marking_adds_each_job_once(
     with monkeypatch.context() as patch:
         patch.setattr(Outbox, "_settle", dies)
         with pytest.raises(KeyError):
-            await Relay(outbox, app, lease=1).run_until_empty()
+            await Relay(outbox, app).run_until_empty()
     runs: list[str] = []
 
     async def run(job: Job[Any]) -> None:
         runs.append(job.id)
-
-    from echomq import Worker
 
     worker = Worker("orders", run, connection=app.connection)
     if gone:
         await worker.run_until_drained()
         assert len(runs) == 2
         assert not any((await app.queue("orders").counts()).values())
-    second = Relay(outbox, app, lease=1)
-    await wait_until(lambda: _sent(second), timeout=20)  # when the lease of the dead one is over
+    second = Relay(outbox, app)
+    assert await second.run_until_empty() == 0  # the lease of the dead one still holds
+    each_book.change("UPDATE echomq_outbox SET claimed_until = claimed_until - 30000")
+    assert await second.run_until_empty() == 2
     assert (await outbox.status()).waiting == 0
     await worker.run_until_drained()
     assert len(runs) == len(set(runs)) == 2
     await outbox.close()
-
-
-async def _sent(relay: Relay) -> bool:
-    return await relay.run_until_empty() == 2
 
 
 async def test_another_row_with_the_same_job_id_is_another_job(sqlite_book: Book, outbox: Outbox, app: EchoMQ) -> None:
@@ -429,6 +437,39 @@ async def test_row_that_is_refused_is_put_off_first(
 async def _waits_after(outbox: Outbox, app: EchoMQ, number: int) -> bool:
     await Relay(outbox, app).run_until_empty()
     return await _waits(outbox, number)
+
+
+async def test_data_that_are_too_large_are_refused_or_set_aside(sqlite_book: Book, outbox: Outbox, app: EchoMQ) -> None:
+    @app.task(queue="orders", max_bytes=30)
+    async def pack(what: str) -> None: ...
+
+    with closing(sqlite_book.connect()) as connection:
+        outbox.enqueue(connection, pack, "spoon")
+        with pytest.raises(PayloadTooLarge, match="max_bytes is 30"):
+            outbox.enqueue(connection, pack, "x" * 30)
+        outbox.add(connection, JobSpec("pack", "x" * 30, max_bytes=30), queue="orders")
+        connection.commit()
+    assert await Relay(outbox, app).run_until_empty() == 1
+    [row] = await outbox.set_aside()
+    assert "PayloadTooLarge" in row.reason
+
+
+async def test_codecs_are_applied_when_a_row_is_sent(sqlite_book: Book, outbox: Outbox, url: str) -> None:
+    async with EchoMQ(url, codec=Compressed(above=10)) as app:
+        [job_id] = committed(sqlite_book, outbox, JobSpec("pack", {"what": "spoon" * 100}))
+        await Relay(outbox, app).run_until_empty()
+        runs: list[Any] = []
+
+        @app.task(queue="orders")
+        async def pack(what: str) -> None:
+            runs.append(what)
+
+        await app.worker("orders").run_until_drained()
+        assert runs == ["spoon" * 100]
+    async with EchoMQ(url) as plain:
+        job = await plain.queue("orders").get_job(job_id)
+        assert job is not None
+        assert "$echomq" in job.data
 
 
 async def test_full_queue_gets_its_jobs_when_there_is_room(sqlite_book: Book, outbox: Outbox, app: EchoMQ) -> None:

@@ -11,6 +11,7 @@ from echomq.errors import InvalidOption
 from echomq.integrations.django._outbox import get_outbox
 from echomq.integrations.django._settings import Settings
 from echomq.options import JobSpec
+from echomq.queue import Queue
 from echomq.task import Task
 
 P = ParamSpec("P")
@@ -56,10 +57,10 @@ def enqueue_in_transaction(task: Task[P, Any], *args: P.args, **kwargs: P.kwargs
         ...     order = Order.objects.create(number=17)
         ...     enqueue_in_transaction(mail_receipt, order.pk)
     """
-    return add_in_transaction(task.spec(*args, **kwargs), task.queue)
+    return add_in_transaction(task.spec(*args, **kwargs), task.app.queue(task.queue))
 
 
-def add_in_transaction(spec: JobSpec, queue: str) -> str:
+def add_in_transaction(spec: JobSpec, queue: Queue) -> str:
     """Not for users of EchoMQ. The same for a job of any kind."""
     alias = Settings.read().outbox_database
     connection = connections[alias]

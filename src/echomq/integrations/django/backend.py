@@ -83,7 +83,7 @@ class EchoMQBackend(BaseTaskBackend):
         """
         spec = self._spec(task, args, kwargs)
         if self._outbox and connections[Settings.read().outbox_database].in_atomic_block:
-            add_in_transaction(spec, task.queue_name)
+            add_in_transaction(spec, self._queue(task.queue_name))
             return self._enqueued(self._written(task, spec))
         queue = self._queue(task.queue_name)
         return self._enqueued(_tasks.result_of(task, self._call(queue.add, spec), "waiting"))
