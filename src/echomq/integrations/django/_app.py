@@ -40,9 +40,9 @@ class DjangoEchoMQ(EchoMQ):
             return msgspec.structs.replace(call, function=functools.partial(_around, call.function))
         return msgspec.structs.replace(call, function=functools.partial(_process.run, call.function))
 
-    def _loads(self, queue: str) -> list[Callable[[], object]]:
+    def _loads(self, queue: str) -> list[Callable[[], object]] | None:
         loads = super()._loads(queue)
-        return [_process.set_up, *loads] if loads else loads
+        return loads and [_process.set_up, *loads]
 
 
 async def _around(function: Callable[..., Any], /, **injected: Any) -> Any:
