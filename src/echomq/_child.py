@@ -66,7 +66,11 @@ def main(descriptor: int, tickets: int, answers: int) -> NoReturn:
         sys.exit(0)
     child = _Child(channel, setup, socket.socket(fileno=tickets), answers)
     threading.Thread(target=child.watch, name="echomq-parent", daemon=True).start()
-    sys.exit(child.work())
+    try:
+        code = child.work()
+    except (BrokenPipeError, ConnectionResetError):  # nobody wants it any more
+        code = 0
+    sys.exit(code)
 
 
 def _die_with_parent() -> None:
