@@ -57,6 +57,6 @@ async def test_each_job_ends_as_it_must(url: str) -> None:
 
 @pytest.mark.torture
 async def test_each_job_ends_as_it_must_many_times(server: Server) -> None:
-    for seed in range(int(os.environ.get("ECHOMQ_ROUNDS", "40"))):
+    for seed in range(int(os.environ.get("ECHOMQ_ROUNDS", "10"))):
         server.flush()
         await all_end_as_they_must(server.url, seed, 2_000)

@@ -221,6 +221,8 @@ class Processes:
 
     def _has(self, work: _Work) -> None:
         """Hands it to a child that has nothing to do, as soon as there is one."""
+        if self._closed:
+            raise asyncio.CancelledError
         while self._idle:
             child = self._idle.pop()
             if child.is_ready:
@@ -232,6 +234,7 @@ class Processes:
     def _refill(self) -> None:
         """Starts what is missing: a child for each run that waits for one, and those that are to be there anyway."""
         wanted = max(len(self._waiting), self._warm - len(self._children) if not self._failures else 0)
+        wanted = min(wanted, os.cpu_count() or 1)  # at a time: a burst of short jobs is over before many have started
         while not self._closed and len(self._starting) < wanted and len(self._children) < self._size:
             child = _Child(self)
             self._children.add(child)
@@ -337,6 +340,7 @@ class _Child(asyncio.Protocol):
         jobs: how many it has run.
         memory: bytes that it held after the last one.
         gone: done when the process has ended, or was never started.
+        at_once: how many jobs it is to get in one frame, as far as is known.
     """
 
     def __init__(self, pool: Processes) -> None:
@@ -600,6 +604,8 @@ class _Child(asyncio.Protocol):
 
     def _has_answered(self) -> None:
         """It has nothing to do any more."""
+        if self._works:
+            raise ValueError("it is done, and has not answered for all of its jobs")
         if self._look is not None:
             self._look.cancel()
             self._look = None
