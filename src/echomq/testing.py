@@ -294,7 +294,11 @@ class Kit(_Ledger):
         self._connection = self._server.lend()
         self._before = app._connection, app._queues
         app._connection, app._queues = self._connection, {}
-        self.wait(self._emptied())
+        try:
+            self.wait(self._emptied())
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from echomq import Backoff, EchoMQ, InvalidOption, Job, JobFailed, Queue, Worker
+from echomq import Backoff, EchoMQ, InvalidOption, Job, JobFailed, Queue, UnsupportedServer, Worker
 from echomq.testing import Kit, NotSettled, Server, on_server
 
 app = EchoMQ("redis://127.0.0.1:1")  # where nobody listens: nothing may connect to it
@@ -170,6 +170,17 @@ async def test_each_kit_is_empty_and_gives_the_app_back(throw_away: Server) -> N
             assert len(kit.enqueued()) == 1
             with pytest.raises(InvalidOption, match="in another kit already"):
                 on_server(app, throw_away).open()
+    assert app.connection is before
+
+
+def test_a_server_that_cannot_be_used_changes_nothing(throw_away: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def too_old(link: object) -> None:
+        raise UnsupportedServer("too old")
+
+    before = app.connection
+    monkeypatch.setattr("echomq._testing.clock.check", too_old)
+    with pytest.raises(UnsupportedServer, match="too old"), on_server(app, throw_away):
+        pass
     assert app.connection is before
 
 
