@@ -60,6 +60,7 @@ class Lifecycle:
         loop = asyncio.get_running_loop()
         while (stretch := self._stretches.get(loop)) is not None and stretch.is_ending:
             await stretch.ended()
+            self._forget(stretch, loop)  # also one that somebody else has cancelled
         if stretch is None:
             stretch = self._stretches[loop] = _Stretch(self._app, list(self._entered), self.providers)
         stretch.users += 1
@@ -71,8 +72,11 @@ class Lifecycle:
                 try:
                     await stretch.end()
                 finally:
-                    if self._stretches.get(loop) is stretch:
-                        del self._stretches[loop]
+                    self._forget(stretch, loop)
+
+    def _forget(self, stretch: _Stretch, loop: asyncio.AbstractEventLoop) -> None:
+        if self._stretches.get(loop) is stretch:
+            del self._stretches[loop]
 
 
 class _Stretch:

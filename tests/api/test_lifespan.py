@@ -206,3 +206,13 @@ async def test_each_event_loop_has_its_own(app: EchoMQ, events: list[str], caplo
     async with app.running():
         await asyncio.to_thread(asyncio.run, use())
     assert events == ["startup", "startup", "used", "shutdown", "shutdown"]
+
+
+async def test_what_somebody_cancels_is_started_anew(app: EchoMQ, events: list[str]) -> None:
+    async with app.running():
+        [task] = [task for task in asyncio.all_tasks() if task.get_name() == "echomq lifespan"]
+        task.cancel()
+        await asyncio.wait({task})
+        async with app.running():
+            assert events == ["startup", "shutdown", "startup"]
+    assert events[3:] == ["shutdown"]

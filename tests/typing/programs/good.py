@@ -30,6 +30,7 @@ from echomq import (
     Queue,
     QueueEvents,
     RetryPolicy,
+    RunEvent,
     RunOutcome,
     ScheduleInfo,
     SyncJob,
@@ -38,6 +39,7 @@ from echomq import (
     Unrecoverable,
     Worker,
     current_job,
+    job_logger,
 )
 from echomq.events import Completed
 from echomq.idempotency import RedisOnce
@@ -140,6 +142,20 @@ class Timing(Middleware):
 surrounded = EchoMQ(middleware=[Timing()], codec=[Compressed(above=100), Encrypted(["key"])], max_bytes=None)
 
 
+@app.on("completed", "failed")
+async def told(event: RunEvent) -> None:
+    assert_type(event.job, Job[Any])
+
+
+@app.on("started")
+def told_at_once(event: RunEvent) -> None: ...
+
+
+@app.task(queue="calls", limiter=Limiter(max=100, duration=60))
+async def call() -> None:
+    job_logger.info("called")
+
+
 @app.lifespan
 async def database(app: EchoMQ) -> AsyncIterator[None]:
     yield
@@ -159,6 +175,8 @@ async def of_tasks() -> None:
     assert_type(count(["a"]), int)
     assert_type(await with_options.options(delay=60, priority=2, job_id="a", attempts=None).enqueue(7), Job[str])
     assert_type(await enroll.options(at=datetime.now(UTC), lifo=True, backoff=5, unique_by=None).enqueue(7), Job[Seat])
+    assert_type(await enroll.options(queue="urgent").enqueue(7), Job[Seat])
+    assert_type(await (await seats.enqueue(7)).result(), list[Seat])
     assert_type(enroll.spec(7, course="lua"), JobSpec)
     assert_type(await enroll.map([1, 2], ["a", "b"]), list[Job[Seat]])
     assert_type(await app.enqueue_all([enroll.spec(7), count.spec(["a"])]), list[Job[Any]])

@@ -21,6 +21,7 @@ from echomq import (
     Queue,
     QueueEvents,
     RetryPolicy,
+    RunEvent,
     SyncQueue,
     Tasks,
     Worker,
@@ -90,7 +91,20 @@ def store() -> dict[str, str]:
 async def seats(learner: int, rows: dict[str, str] = Inject()) -> None: ...
 
 
+@app.on("done")  # E
+def told(event: RunEvent) -> None: ...
+
+
+@app.on("completed")  # E
+def told_of_a_number(event: int) -> None: ...
+
+
+@app.task(limiter=7)  # E
+async def limited() -> None: ...
+
+
 app.task("queue")  # E
+enroll.options(queue=7)  # E
 EchoMQ(middleware=Silent())  # E
 EchoMQ(codec="zlib")  # E
 ProcessPool(size="4")  # E
