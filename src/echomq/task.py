@@ -16,6 +16,7 @@ import msgspec
 
 from echomq._log import logger
 from echomq._payloads import KEY, wrapped_steps
+from echomq._store.codec import decode_json
 from echomq._types import Misfit, Reader, plain_scalar, reader
 from echomq.errors import InvalidOption, Unrecoverable
 from echomq.job import Job
@@ -228,8 +229,10 @@ class Task(Generic[P, R]):
             yield row
 
     def _returning(self, job: Job[Any]) -> Job[R]:
-        """The same, as a job whose result is of the annotated type."""
-        return job if self._result is None else job._read_by(self._result)
+        """A job that was just added, whose result is of the annotated type."""
+        if self._result is not None:
+            job._returns = self._decoded
+        return job
 
     def options(
         self,
@@ -477,6 +480,12 @@ class Task(Generic[P, R]):
     @functools.cached_property
     def _takes_any(self) -> bool:
         return len(self._readers) < len(self._signature.parameters)
+
+    @functools.cached_property
+    def _decoded(self) -> Callable[[bytes], Any]:
+        """Makes what the result's annotation says of the result as it is stored."""
+        wanted = self._result
+        return decode_json if wanted is None else functools.partial(wanted.decode, read=decode_json)
 
     @functools.cached_property
     def _result(self) -> Reader | None:

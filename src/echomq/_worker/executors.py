@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
+from types import FunctionType
 from typing import Any, Final, TypeAlias
 
 from echomq._worker.forked import leave_fork
@@ -27,6 +28,8 @@ def is_async(function: Callable[..., Any]) -> bool:
     inner = function
     while isinstance(inner, functools.partial):
         inner = inner.func
+    if type(inner) is FunctionType and inner.__code__.co_flags & inspect.CO_COROUTINE:
+        return True  # as most are; this is asked for each job
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
 
 
