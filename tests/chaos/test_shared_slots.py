@@ -42,7 +42,7 @@ async def share_through_trouble(proxy: Proxy, server: Server, *, seed: int, roun
     async with AsyncExitStack() as stack:
         queues = {name: await stack.enter_async_context(Queue(name, connection=server.url)) for name in NAMES}
         for name in NAMES:
-            limiter = {"limiter": Limiter(max=5, duration=0.1)} if name == "second" else {}
+            limiter: dict[str, Any] = {"limiter": Limiter(max=5, duration=0.1)} if name == "second" else {}
             worker = Worker(name, process, connection=proxy.url, slots=slots, **limiter, **FAST)
             await stack.enter_async_context(worker)
         added = 0

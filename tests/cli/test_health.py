@@ -112,7 +112,7 @@ async def test_it_answers_while_an_event_loop_is_held_up(start: Start, url: str,
         assert (worker["queue"], worker["slots"], worker["ready"]) == ("probed", 1, True)
         assert worker["since_fetch"] < 20
     async with Queue("probed", connection=url) as queue:
-        job = await queue.add("block", {"seconds": 4})
+        job = await queue.add("block", {"seconds": 3})
         for path in ("/live", "/ready"):
             await probed.answers(path, 503, "has not answered for longer than a lock lasts")
         await job.result(timeout=20)
