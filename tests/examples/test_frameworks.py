@@ -55,7 +55,18 @@ async def test_fastapi_with_the_workers_inside(url: str) -> None:
 async def test_flask_under_gunicorn(url: str, preload: list[str]) -> None:
     """Several processes of several threads; each request is one job, and each job runs once."""
     folder = EXAMPLES / "flask_app"
-    serve = ("gunicorn", "--workers", "3", "--threads", "4", "--bind", "127.0.0.1:PORT", *preload, "wsgi:app")
+    serve = (
+        "gunicorn",
+        "--no-control-socket",
+        "--workers",
+        "3",
+        "--threads",
+        "4",
+        "--bind",
+        "127.0.0.1:PORT",
+        *preload,
+        "wsgi:app",
+    )
     async with site(folder, *serve, url=url) as client:
         async with program(folder, "echomq", "worker", "wsgi:jobs", url=url):
             assert await enrolled(client) == "learner 7 of the evening school has a seat in redis"
@@ -84,7 +95,18 @@ async def test_processes_that_come_and_go_beside_calls(
 ) -> None:
     """The parent has its connection open when it forks, and each process is replaced after some requests."""
     (tmp_path / "wsgi_open.py").write_text(CALLS_BEFORE_THE_FORK)
-    serve = ("gunicorn", "--workers", "3", "--bind", "127.0.0.1:PORT", "--preload", "--max-requests", "20", *kind)
+    serve = (
+        "gunicorn",
+        "--no-control-socket",
+        "--workers",
+        "3",
+        "--bind",
+        "127.0.0.1:PORT",
+        "--preload",
+        "--max-requests",
+        "20",
+        *kind,
+    )
     env = {"PYTHONPATH": str(EXAMPLES / "flask_app")}
     async with site(tmp_path, *serve, "wsgi_open:app", url=url, env=env) as client:
         few = asyncio.Semaphore(8)
