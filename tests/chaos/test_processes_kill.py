@@ -81,11 +81,12 @@ def start(url: str, tmp_path: Path) -> Iterator[Start]:
 
     def run(*arguments: str, **options: Any) -> subprocess.Popen[str]:
         environment = {**os.environ, "SCHOOL_URL": url, "SCHOOL_FOLDER": str(tmp_path)}
-        program = _starter.submit(
-            subprocess.Popen,
-            [*guard, sys.executable, *arguments],
-            **{"cwd": tmp_path, "env": environment, "start_new_session": True, "text": True, **options},
-        ).result()
+        settings: dict[str, Any] = {
+            **{"cwd": tmp_path, "env": environment, "start_new_session": True, "text": True},
+            **options,
+        }
+        command = [*guard, sys.executable, *arguments]
+        program: subprocess.Popen[str] = _starter.submit(lambda: subprocess.Popen(command, **settings)).result()
         started.append(program)
         return program
 
