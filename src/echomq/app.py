@@ -25,7 +25,7 @@ from echomq.options import MAX_BYTES, Extra, JobSpec, Limiter, check_extra, chec
 from echomq.queue import Queue, encoded
 from echomq.slots import SharedSlots
 from echomq.sync import SyncEchoMQ
-from echomq.task import Place, Task
+from echomq.task import AsyncTask, Place, Task
 from echomq.tasks import TaskMaker, Tasks
 from echomq.worker import Call, Worker
 
@@ -469,7 +469,9 @@ class EchoMQ(TaskMaker):
             raise
         before = (job,) if task.pass_job else ()
         function = functools.partial(task.function, *before, **arguments)
-        return Call(function, task.timeout, task.misfit, task.retry_policy, max_bytes=task.max_bytes)
+        return Call(
+            function, task.timeout, task.misfit, task.retry_policy, False, task.max_bytes, isinstance(task, AsyncTask)
+        )
 
     def _let_wait_for_codec(self, job: Job[Any], why: str) -> None:
         """As with unknown tasks: who writes with a codec may have been deployed before who reads with it."""

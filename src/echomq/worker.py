@@ -107,6 +107,7 @@ class Call(msgspec.Struct, frozen=True):
             by its name: it is one at the top of a module, or a ``functools.partial`` of one, with values that can be pickled;
             so is ``misfit``. In it ``current_job()`` is the job (docs/executors.md).
         max_bytes: how many bytes its result may take; None: the worker's number holds.
+        is_async: whether the function is surely an ``async def``; left out, that is looked up.
         around: called in the event loop in place of the function, with what calls that and gives its result; None: nothing stands
             around it.
     """
@@ -117,6 +118,7 @@ class Call(msgspec.Struct, frozen=True):
     retry_policy: RetryPolicy | None = None
     process: bool = False
     max_bytes: int | None = None
+    is_async: bool = False
     around: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]] | None = None
 
 
@@ -743,7 +745,7 @@ class _Calls:
             held.called = False  # it may wait for a process
             value, wrong = await self._in_process(held, call)
         else:
-            if call.timeout is None and call.around is None and is_async(call.function):
+            if call.timeout is None and call.around is None and (call.is_async or is_async(call.function)):
                 value = await call.function()  # the most frequent case, with nothing in between
             else:
                 value = await self._within_its_time(held, job, call)
