@@ -155,7 +155,8 @@ class Streams:
                         looked_round = self._hub.loop.time()
                         self._forget_idle()
                         self._rejoin()
-                    await self._join(link, [stream for stream in self._streams.values() if stream.position is None])
+                    while new := [stream for stream in self._streams.values() if stream.position is None]:
+                        await self._join(link, new)  # more may come meanwhile, and no read is blocked yet that they could wake
                     if self._followers:
                         await self._tell(link, await self._blocking_read(link))
                     pause, refused, self._dropped = _FIRST_PAUSE, False, False
@@ -262,6 +263,9 @@ class Streams:
                 self._link.drop("another queue's events are to be read too")
         finally:
             self._waking = None
+            # Who came while this ran left the waking to it; but another read may have begun since, without that log.
+            if self._reads != blocked and any(stream.position is None for stream in self._streams.values()):
+                self._wake()
 
     def _forget_idle(self) -> None:
         for stream in list(self._streams.values()):
