@@ -142,7 +142,7 @@ async def test_a_large_result_arrives(server: Server, way: Way) -> None:
 
     async with Queue("slow", connection=server.url) as queue:
         connection = Connection(way.url, call_timeout=1.5)
-        async with Worker(queue.name, process, connection=connection):
+        async with Worker(queue.name, process, connection=connection, max_bytes=None):
             await (await queue.add("small")).result(timeout=10)  # from now on the server knows the script
             job = await queue.add("large")
             assert len(str(await job.result(timeout=60))) == size
