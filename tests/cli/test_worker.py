@@ -15,6 +15,7 @@ from typing import IO, Any
 import pytest
 
 from echomq import JobFailed, Queue
+from tests.support.command import echomq
 from tests.support.server import Server
 from tests.support.wait import wait_until
 
@@ -613,3 +614,67 @@ def test_help_cuts_no_sentence(words: list[str]) -> None:
         capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "80"},
     )  # fmt: skip
     assert "..." not in shown.stdout.partition("Commands:")[2]
+
+
+# -- odd surroundings ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_job_that_kills_its_process_at_once_does_not_end_the_supervisor(
+    start: Callable[..., Command], url: str, tmp_path: Path
+) -> None:
+    program = 'import os\nfrom echomq import EchoMQ\napp = EchoMQ()\n@app.task(queue="cli")\nasync def die() -> None:\n'
+    program += '    if not os.path.exists("died"):\n        open("died", "w").close()\n        os._exit(3)\n'
+    (tmp_path / "poison.py").write_text(program)
+    async with Queue("cli", connection=url) as queue:
+        job = await queue.add("die")
+        command = start("poison:app", "--processes", "2")
+        assert await job.result(timeout=20) is None
+        await command.ready()
+    command.send(signal.SIGTERM)
+    code, _, log = command.end()
+    assert code == 0
+    assert "ended by itself, with exit code 3; a new one starts" in log
+
+
+async def test_the_standard_input_of_a_child_is_the_apps_own(
+    start: Callable[..., Command], url: str, tmp_path: Path
+) -> None:
+    program = "import os, sys\nfrom echomq import EchoMQ\nassert os.read(0, 1) == b''\nsys.stdin.close()\n"
+    program += "os.dup2(os.open(os.devnull, os.O_RDONLY), 0)\n"
+    program += 'app = EchoMQ()\n@app.task(queue="cli")\nasync def one() -> int:\n    return 1\n'
+    (tmp_path / "closing.py").write_text(program)
+    command = start("closing:app", "--processes", "2")
+    await command.ready()
+    async with Queue("cli", connection=url) as queue:
+        assert await (await queue.add("one")).result(timeout=10) == 1
+    command.send(signal.SIGTERM)
+    assert command.end()[0] == 0
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "2>&-", ">/dev/full 2>/dev/full"])
+async def test_whatever_becomes_of_what_it_prints(url: str, tmp_path: Path, processes: int, closed: str) -> None:
+    (tmp_path / "program.py").write_text(APP)
+    ready = tmp_path / "ready"
+    words = f"worker program:app --processes {processes} --ready-file {ready} --json"
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", f'exec "{sys.executable}" -m echomq.cli {words} {closed}'],
+        cwd=tmp_path, env={**os.environ, "ECHOMQ_URL": url},
+    )  # fmt: skip
+    try:
+        await wait_until(lambda: ready.exists() or process.poll() is not None, 20, "ready")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def test_a_ready_file_that_cannot_be_written(url: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(APP)
+    words = ("worker", "program:app", "--ready-file", str(tmp_path / "nowhere" / "ready"))
+    ran = await echomq(*words, url=url, env={"PYTHONPATH": str(tmp_path)})
+    assert ran.code == 2
+    assert (
+        "nowhere/ready: cannot be written (No such file or directory); name a file in a folder that is there" in ran.err
+    )

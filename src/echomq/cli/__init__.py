@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any, Final
 
@@ -31,10 +32,21 @@ _COMMANDS: Final = {
 
 def main() -> None:
     """The ``echomq`` command."""
+    _open_standard_streams()
     try:
         _main()
     except KeyboardInterrupt:  # Ctrl-C while it loads: commands see to it themselves
         sys.exit(130)
+
+
+def _open_standard_streams() -> None:
+    """Where one of them is closed, its number would go to the first file that is opened, and what is printed into that."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))
 
 
 def _main() -> None:

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -182,29 +182,32 @@ def worker(
     log_to_stderr(level, log_format)
     parent = Parent.of(os.environ)
     announce = Announcer(ready_file, as_json, log_format)
+    if ready_file is not None and parent is None:
+        _check_can_be_written(ready_file)
     probe_at = None if health_port is None else (health_host, health_port)
     if reload and parent is None:
         grace = SHUTDOWN_TIMEOUT if shutdown_timeout is None else shutdown_timeout
         raise typer.Exit(run_anew(sys.argv[1:], reload_dir or (), processes, announce, probe_at, grace))
-    found = load(target)
-    given = {
-        "concurrency": concurrency,
-        "shutdown_timeout": shutdown_timeout,
-        "retry_policy": None if retry is None else retry_policy(retry),
-        "dead_letter": dead_letter,
-        "max_stalled_count": max_stalled_count,
-        "on_crash_limit": on_crash_limit,
-        "metrics_points": metrics_points,
-        "crash_backoff": None if crash_backoff is None else Backoff.exponential(crash_backoff),
-    }
-    options = {option: value for option, value in given.items() if value is not None}
-    if shares or strict:
-        queues, options = shared(queues or [], shares or [], strict, options)
-    workers = workers_of(target, found, queues or [], options, warn=parent is None)
-    if parent is not None:
-        for one in workers:
-            one._process = parent.process
-        raise typer.Exit(run_in_loop(Process(workers, announce, parent).run()))
+    with nullcontext() if parent is None else parent.told_of_a_refusal():
+        found = load(target)
+        given = {
+            "concurrency": concurrency,
+            "shutdown_timeout": shutdown_timeout,
+            "retry_policy": None if retry is None else retry_policy(retry),
+            "dead_letter": dead_letter,
+            "max_stalled_count": max_stalled_count,
+            "on_crash_limit": on_crash_limit,
+            "metrics_points": metrics_points,
+            "crash_backoff": None if crash_backoff is None else Backoff.exponential(crash_backoff),
+        }
+        options = {option: value for option, value in given.items() if value is not None}
+        if shares or strict:
+            queues, options = shared(queues or [], shares or [], strict, options)
+        workers = workers_of(target, found, queues or [], options, warn=parent is None)
+        if parent is not None:
+            for one in workers:
+                one._process = parent.process
+            raise typer.Exit(run_in_loop(Process(workers, announce, parent).run()))
     check_server(target, found, processes)
     if processes > 1:
         code = _supervise(workers, processes, announce, probe_at)
@@ -214,6 +217,16 @@ def worker(
             code = run_in_loop(process.run())
     announce.stopped(code)
     raise typer.Exit(code)
+
+
+def _check_can_be_written(ready_file: Path) -> None:
+    try:
+        ready_file.touch()
+        ready_file.unlink()
+    except OSError as error:
+        refuse(
+            f"--ready-file {ready_file}: cannot be written ({error.strerror}); name a file in a folder that is there"
+        )
 
 
 def run_anew(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from echomq.cli._logs import LogFormat
 
 
 class Announcer:
-    """Tells people, programs, and whoever watches a file.
+    """Tells people, programs, and whoever watches a file; whoever cannot be told any more goes without: nothing depends on it.
 
     Args:
         ready_file: there while every process takes jobs and no event loop is held up.
@@ -29,16 +31,21 @@ class Announcer:
         """All of these workers take jobs."""
         self.healthy(True)
         if self._as_json:
-            print(json.dumps({"event": "ready", "workers": list(names), "pid": os.getpid()}), flush=True)  # noqa: T201
+            self._print(event="ready", workers=list(names), pid=os.getpid())
         else:
             self._say(f"ready: {', '.join(names)}")
 
     def healthy(self, is_healthy: bool) -> None:
         """Lets the file come and go. Called in any thread."""
-        if self._ready_file is not None and is_healthy:
-            self._ready_file.touch()
-        elif self._ready_file is not None:
-            self._ready_file.unlink(missing_ok=True)
+        if self._ready_file is None:
+            return
+        try:
+            if is_healthy:
+                self._ready_file.touch()
+            else:
+                self._ready_file.unlink(missing_ok=True)
+        except OSError as error:
+            logging.getLogger("echomq").error("--ready-file %s: %s", self._ready_file, error)
 
     def stopping(self) -> None:
         """The first signal has come."""
@@ -48,12 +55,17 @@ class Announcer:
         """All has ended."""
         self.healthy(False)
         if self._as_json:
-            print(json.dumps({"event": "stopped", "code": code, "pid": os.getpid()}), flush=True)  # noqa: T201
+            self._print(event="stopped", code=code, pid=os.getpid())
+
+    def _print(self, **fields: Any) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            print(json.dumps(fields), flush=True)  # noqa: T201
 
     def _say(self, text: str) -> None:
         """Among the lines of the log, in one write, since threads of handlers log meanwhile."""
         if self._log_format is LogFormat.json:
             logging.getLogger("echomq").info("%s", text)
         else:
-            sys.stderr.write(text + "\n")
-            sys.stderr.flush()
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write(text + "\n")
+                sys.stderr.flush()

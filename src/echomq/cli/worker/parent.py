@@ -7,10 +7,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Final, Self
 
 import msgspec
+import typer
 
 from echomq.cli.worker.state import ProcessState
 
@@ -42,6 +43,12 @@ class Parent:
         self._descriptor = descriptor
         self.process = process
         self.dead = dead
+        # Our standard input is a pipe whose end says that the parent is gone. The user's code gets another one in its place: it
+        # may close it, or have a program that it starts read from it.
+        self._leash = os.dup(0)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
 
     @classmethod
     def of(cls, environment: MutableMapping[str, str]) -> Self | None:
@@ -65,6 +72,17 @@ class Parent:
             while line:
                 line = line[os.write(self._descriptor, line) :]
 
+    @contextlib.contextmanager
+    def told_of_a_refusal(self) -> Iterator[None]:
+        """While it lasts, an end with an error is the end for good: a new process would fare no better."""
+        try:
+            yield
+        except BaseException as error:
+            ends_well = isinstance(error, (typer.Exit, SystemExit)) and not _code_of(error)
+            if not ends_well:
+                self.tell(ProcessState(os.getpid(), True, [], gave_up=True))
+            raise
+
     def watch(self, gone: Callable[[], object]) -> threading.Event:
         """Calls ``gone``, in a thread of its own, when the parent has ended, however it went.
 
@@ -77,10 +95,14 @@ class Parent:
 
     def _wait(self, gone: Callable[[], object], heard: threading.Event) -> None:
         with contextlib.suppress(OSError):
-            while os.read(0, 1024):  # nobody writes there: it ends when the parent does
+            while os.read(self._leash, 1024):  # nobody writes there: it ends when the parent does
                 pass
         with contextlib.suppress(RuntimeError):  # the event loop has closed: this process is ending
             gone()
         if heard.wait(_HEARD_WITHIN):
             time.sleep(_STOPPED_WITHIN)
         os._exit(EXIT_ORPHANED)
+
+
+def _code_of(end: typer.Exit | SystemExit) -> object:
+    return end.exit_code if isinstance(end, typer.Exit) else end.code

@@ -48,12 +48,14 @@ class ProcessState(msgspec.Struct, frozen=True):
         stopping: whether it was told to stop.
         workers: its workers.
         heard: seconds since it told that; 0 where it is asked itself.
+        gave_up: whether it ends because of what a new process would meet as well: a wrong setting, or an app that cannot start.
     """
 
     pid: int
     stopping: bool
     workers: list[WorkerState]
     heard: float = 0.0
+    gave_up: bool = False
 
     @property
     def ready(self) -> bool:

@@ -49,6 +49,7 @@ class Child:
         name: by which it is known what it has locked.
         state: what it last told.
         was_ready: whether it ever took jobs.
+        gave_up: whether it said that a new process would fare no better.
         told_to_stop: whether it was sent a signal.
         heir_of: names of processes that had died, whose jobs it was to give back.
     """
@@ -59,6 +60,7 @@ class Child:
         self.heir_of = heir_of
         self.state: ProcessState | None = None
         self.was_ready: bool = False
+        self.gave_up: bool = False
         self.told_to_stop: bool = False
         self._began = time.monotonic()
         self._heard_at = 0.0
@@ -79,6 +81,7 @@ class Child:
         """It has told how it does."""
         self.state, self._heard_at = state, time.monotonic()
         self.was_ready = self.was_ready or state.ready
+        self.gave_up = self.gave_up or state.gave_up
 
     def stop(self, grace: float) -> None:
         """Tells it to stop, for which it has so many seconds; a second time, to do so at once."""
@@ -141,7 +144,7 @@ class Supervisor:
         self._children: list[Child] = []
         self._asked = 0
         self._worst = 0
-        self._announced = self._is_healthy = False
+        self._announced = self._is_healthy = self._took_jobs = False
         self._giving_back: set[asyncio.Task[None]] = set()
         self._without_heir: list[str] = []
 
@@ -175,9 +178,9 @@ class Supervisor:
 
     def _on_signal(self) -> None:
         self._asked += 1
+        self._stop()
         if self._asked == 1:
             self._announce.stopping()
-        self._stop()
 
     def _stop(self) -> None:
         self._stopping.set()
@@ -212,8 +215,8 @@ class Supervisor:
             if code >= 0 and self._changes is not None:
                 await self._until_changed(child, code, changed)
                 continue
-            if code >= 0 and not self._announced and not child.was_ready:
-                self._worst = max(self._worst, code)  # a wrong setting, which a new process would meet as well
+            if child.gave_up and not self._took_jobs:
+                self._worst = max(self._worst, code)
                 self._stop()
                 return
             if child.age > _LONG_LIFE:
@@ -261,6 +264,7 @@ class Supervisor:
                     child.hear(msgspec.json.decode(line, type=ProcessState))
                 except msgspec.DecodeError:  # what a handler forks may write there too; the next line comes in a second
                     continue
+                self._took_jobs = self._took_jobs or child.was_ready
                 self._look()
         finally:
             pipe.close()
