@@ -27,7 +27,7 @@ from echomq.app import EchoMQ
 from echomq.connection import Connection
 from echomq.errors import InvalidOption
 from echomq.job import Job
-from echomq.options import Duration, check_truth, check_whole, shown, to_seconds
+from echomq.options import MAX_DELAY, Duration, check_truth, check_whole, shown, to_seconds
 from echomq.queue import Queue
 from echomq.task import Task
 
@@ -38,6 +38,8 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 _PATIENCE: Final = 30.0
+_FARTHEST: Final = timedelta(seconds=MAX_DELAY)
+_PASSING: Final = f"of more than 0 and at most {_FARTHEST.days:,} days"
 _LEFT: Final = ("waiting", "active", "prioritized", "delayed", "waiting_children")
 
 
@@ -242,7 +244,7 @@ class Kit(_Ledger):
         in Python does not: ``asyncio.sleep``, timeouts of tasks, ``datetime.now()``; take ``kit.now`` for that.
 
         Args:
-            by: how far; or the following.
+            by: how far, at most ten years at once; or the following.
             days: as of a ``timedelta``.
             hours: the same.
             minutes: the same.
@@ -264,12 +266,17 @@ class Kit(_Ledger):
             []
             >>> [job] = await kit.advance(minutes=1)
         """
-        given = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        parts = {"days": days, "hours": hours, "minutes": minutes, "seconds": seconds}
+        try:
+            given = timedelta(**parts)
+        except (TypeError, ValueError, OverflowError) as error:  # no number, NaN, infinite, or more than there is time
+            said = ", ".join(f"{name}={shown(part)}" for name, part in parts.items() if part != 0)
+            raise InvalidOption(f"advance: {said}: {error}; must be numbers, together {_PASSING}") from None
         if by is not None and given:
             raise InvalidOption("advance: give a timedelta, or days, hours, minutes and seconds, and not both")
         passing = given if by is None else by
-        if not isinstance(passing, timedelta) or passing <= timedelta(0):
-            raise InvalidOption(f"advance by {shown(passing)}: must be a time of more than 0; time passes forward only")
+        if not isinstance(passing, timedelta) or not timedelta(0) < passing <= _FARTHEST:
+            raise InvalidOption(f"advance by {shown(passing)}: must be a time {_PASSING}; time passes forward only")
         async with self._driver(seed, concurrency, worker) as driver:
             await driver.advance(round(passing / timedelta(milliseconds=1)), work=check_truth(work, "work"))
             return driver.runs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -62,7 +63,11 @@ async def test_the_clock_moves_by_what_was_asked_for(kit: Kit) -> None:
     assert near(kit.now, before + timedelta(days=1, hours=2, minutes=3, seconds=4))
     job = await note.enqueue(1)
     assert near(job.timestamp, kit.now)
-    for wrong in ({}, {"seconds": -1}, {"by": timedelta(1), "hours": 1}, {"by": 3}):
+    wrongs: list[dict[str, Any]] = [
+        {}, {"seconds": -1}, {"by": timedelta(1), "hours": 1}, {"by": 3}, {"by": timedelta.max}, {"days": 4000},
+        {"seconds": math.nan}, {"hours": math.inf}, {"minutes": 10**400}, {"days": 10**12}, {"days": "2"},
+    ]  # fmt: skip
+    for wrong in wrongs:
         with pytest.raises(InvalidOption, match="advance"):
             await kit.advance(**wrong)
 

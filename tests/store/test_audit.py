@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 import redis
 
-from tests.store.scripts import Outcome, Queue, T, completed, failed, retried
+from tests.store.scripts import Outcome, Queue, T, completed, failed, job_args, retried
 from tests.support.audit import audit
 from tests.support.server import Server
 
@@ -36,6 +37,11 @@ def lived(queue: Queue) -> None:
 def test_a_queue_that_is_whole_has_nothing_to_report(queue: Queue, server: Server) -> None:
     assert audit(queue.client, "emq", "q") == []
     lived(queue)
+    assert audit(queue.client, "emq", "q") == []
+    sent = job_args()
+    sent[7] = msgspec.msgpack.encode({"once": {"id": "token", "ttl": 60_000}})
+    queue.add_many([sent])
+    assert queue.command("ZCARD", "emqx:{q}:sent") == 1
     assert audit(queue.client, "emq", "q") == []
     with redis.Redis.from_url(server.url, decode_responses=True) as other:
         assert audit(other, "emq", "q") == []

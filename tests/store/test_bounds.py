@@ -314,6 +314,42 @@ def test_full_memory_lets_jobs_be_changed_and_cleared_and_limits_be_set(full: Qu
     assert audit(full.client, "emq", "q") == []
 
 
+@pytest.mark.parametrize(
+    ("script", "args", "answer"),
+    [
+        ("cancelJob-16", ["none", "why", ""], -1),
+        ("cancelJob-16", ["1", "why", ""], 0),
+        ("promote-9", ["none"], -1),
+        ("promote-9", ["1"], -3),
+        ("changeDelay-5", ["none", 500, ""], -1),
+        ("changeDelay-5", ["1", 500, ""], -3),
+        ("changePriority-8", ["none", 3, ""], -1),
+        ("reprocessJob-10", ["none", ""], -1),
+        ("reprocessJob-10", ["9", ""], -3),
+        ("remove-5", ["none", ""], 1),
+        ("removeDeduplicationKey-1", ["none", ""], 0),
+        ("removeScheduler-6", ["none"], 0),
+    ],
+)
+def test_full_memory_changes_no_answer_where_nothing_is_to_be_done(
+    full: Queue, script: str, args: list[str | int], answer: int
+) -> None:
+    full.finish(completed("1", "lane:4"))
+    assert full.run(script, *args)[1] == answer
+
+
+def test_full_memory_lets_the_next_run_of_a_schedule_be_cancelled(full: Queue) -> None:
+    full.command("CONFIG", "SET", "maxmemory", "0")
+    job_id = f"repeat:sch:{T + 1000}"
+    full.add(job_id=job_id, delay=1000)
+    full.command("HSET", "~" + job_id, "rjk", "sch")
+    full.command("HSET", "~repeat:sch", "name", "tick", "every", 1000, "ic", 1)
+    full.command("ZADD", "~repeat", T + 1000, "sch")
+    full.command("CONFIG", "SET", "maxmemory", "1")
+    assert full.run("cancelJob-16", job_id, "why", "")[1] == -8
+    assert full.run("cancelJob-16", job_id, "why", "1")[1] == 1
+
+
 def test_a_counter_that_went_back_behind_many_jobs_costs_a_few_looks(queue: Queue) -> None:
     """With a restored snapshot, or a key that somebody deleted: thousands of jobs have the next numbers already."""
     many = 20_000

@@ -42,6 +42,7 @@ _OWN_TYPES = {
     "paused-schedulers": "hash",
     "limits": "stream",
     "cancels": "stream",
+    "sent": "zset",
     "v5": "string",
     "healing": "string",
     "workers": "hash",

@@ -156,7 +156,9 @@ class Streams:
                         self._forget_idle()
                         self._rejoin()
                     while new := [stream for stream in self._streams.values() if stream.position is None]:
-                        await self._join(link, new)  # more may come meanwhile, and no read is blocked yet that they could wake
+                        await self._join(
+                            link, new
+                        )  # more may come meanwhile, and no read is blocked yet that they could wake
                     if self._followers:
                         await self._tell(link, await self._blocking_read(link))
                     pause, refused, self._dropped = _FIRST_PAUSE, False, False

@@ -18,7 +18,8 @@ function M.look(q)
   end
 end
 
---- The first write, one that a full memory does not refuse: a job that is there may always be moved.
+--- The first write, one that a full memory does not refuse: a job that is there may always be moved, and the answer that
+--- there is nothing to move may always be kept.
 function M.begin(q)
   redis.call("XTRIM", q.events, "MAXLEN", "~", q.settings.max_events)
   if q.settings.paused then

@@ -73,7 +73,6 @@ end
 local function fail()
   local rule, is_last = rule_of()
   local kept = not rule or rule.count ~= 0
-  redis.call("XTRIM", events, "MAXLEN", "~", settings.max_events)   -- first, so that a full memory does not refuse the rest
   if SETS[at] then
     redis.call("ZREM", SETS[at], job_id)
   else
@@ -118,13 +117,13 @@ local function fail()
 end
 
 local function ask()
-  redis.call("XTRIM", events, "MAXLEN", "~", settings.max_events)   -- as above
   redis.call("HSETNX", key, "cancelRequested", reason)
   redis.pcall("XADD", cancels, "MAXLEN", "~", MOST_TOLD, "*", "jobId", job_id)
   redis.call("EXPIRE", cancels, KEEP_SECONDS)
 end
 
 local code
+redis.call("XTRIM", events, "MAXLEN", "~", settings.max_events)   -- first, so that a full memory does not refuse the rest
 if not job[1] and redis.call("EXISTS", key) == 0 then
   code = -1
 elseif at == "completed" or at == "failed" then

@@ -20,13 +20,13 @@ local job = check.fields(base .. job_id, "name", "priority")
 local now, now_text = clock.read(clock_given)
 
 local code, found = 0, ""
+redis.call("XTRIM", events, "MAXLEN", "~", settings.max_events)   -- first, so that a full memory does not refuse the rest
 if not (job[1] or job[2]) then
   code = -1
 elseif not redis.call("ZSCORE", delayed, job_id) then
   code, found = -3, state.of(queue_keys.of(base), job_id)
 else
   local at = math.max(due or now + delay, now)
-  redis.call("XTRIM", events, "MAXLEN", "~", settings.max_events)   -- first, so that a full memory does not refuse the rest
   local score = place.due_score(delayed, at)   -- with the job still among the others, as the protocol has it
   redis.call("HSET", base .. job_id, "delay", place.whole(at - now))
   redis.call("ZADD", delayed, score, job_id)

@@ -23,11 +23,11 @@ local job = check.fields(base .. job_id, "name", "priority")
 local now, now_text = clock.read(clock_given)
 
 local code = 0
+line_up.begin(q)
 if not (job[1] or job[2]) then
   code = -1
 else
   local first = lifo == "1"
-  line_up.begin(q)
   if redis.call("ZREM", prioritized, job_id) == 1 or redis.call("LREM", wait, "-1", job_id) == 1
     or (q.settings.paused and redis.call("LREM", paused, "-1", job_id) == 1) then
     if first and priority > 0 then

@@ -23,12 +23,12 @@ local job = check.fields(base .. job_id, "name", "priority")
 local now, now_text = clock.read(clock_given)
 
 local code, found = 0, ""
+line_up.begin(q)
 if not (job[1] or job[2]) then
   code = -1
 elseif not redis.call("ZSCORE", delayed, job_id) then
   code, found = -3, state.of(queue_keys.of(base), job_id)
 else
-  line_up.begin(q)
   redis.call("ZREM", delayed, job_id)
   line_up.put(q, job_id, place.priority(job[2]))
   line_up.mark(q)

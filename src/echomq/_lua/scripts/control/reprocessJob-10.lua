@@ -28,6 +28,7 @@ local parent = job[3] and parents.look(job[3], key, base)
 local now, now_text = clock.read(clock_given)
 
 local code, found = 0, ""
+line_up.begin(q)
 local from = redis.call("ZSCORE", completed, job_id) and "completed" or redis.call("ZSCORE", failed, job_id) and "failed"
 if not (job[1] or job[2]) then
   code = -1
@@ -36,7 +37,6 @@ elseif not from then
 else
   local readable, opts = pcall(cjson.decode, job[4] or "")
   local first = readable and type(opts) == "table" and opts.lifo and opts.lifo ~= cjson.null
-  line_up.begin(q)
   redis.call("ZREM", from == "completed" and completed or failed, job_id)
   line_up.put(q, job_id, place.priority(job[2]), first)
   line_up.mark(q)
