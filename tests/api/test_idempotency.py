@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ from echomq.connection import Connection
 from echomq.errors import EncodingError, InvalidOption, RetryLater, ServerUnavailable
 from echomq.idempotency import RedisOnce, SQLOnce, job_key
 from tests.support import deliveries
-from tests.support.databases import mariadb, postgresql
+from tests.support.databases import when_asked_for
 from tests.support.deliveries import LIBRARIES, Book, deliver, opened, write
 from tests.support.server import Server
 from tests.support.wait import wait_until
@@ -39,19 +39,8 @@ once = SQLOnce()
 
 @pytest.fixture(scope="module")
 def databases() -> Iterator[dict[str, Callable[[], str]]]:
-    """The two servers, each started when first asked for."""
-    started: dict[str, str] = {}
-    with ExitStack() as stack:
-
-        def lazily(name: str, start: Callable[[], Any]) -> Callable[[], str]:
-            def get() -> str:
-                if name not in started:
-                    started[name] = stack.enter_context(start())
-                return started[name]
-
-            return get
-
-        yield {"postgresql": lazily("postgresql", postgresql), "mariadb": lazily("mariadb", mariadb)}
+    with when_asked_for() as databases:
+        yield databases
 
 
 @pytest.fixture(params=LIBRARIES)

@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from echomq import (
 from echomq import outbox as outbox_module
 from echomq.outbox import Outbox, Relay
 from echomq.payloads import Compressed
-from tests.support.databases import mariadb, postgresql
+from tests.support.databases import when_asked_for
 from tests.support.deliveries import LIBRARIES, Book, opened, write
 from tests.support.server import Server
 from tests.support.wait import wait_until
@@ -43,19 +43,8 @@ SPEC = JobSpec("pack", {"order": 17})
 
 @pytest.fixture(scope="module")
 def databases() -> Iterator[dict[str, Callable[[], str]]]:
-    """The two servers, each started when first asked for."""
-    started: dict[str, str] = {}
-    with ExitStack() as stack:
-
-        def lazily(name: str, start: Callable[[], Any]) -> Callable[[], str]:
-            def get() -> str:
-                if name not in started:
-                    started[name] = stack.enter_context(start())
-                return started[name]
-
-            return get
-
-        yield {"postgresql": lazily("postgresql", postgresql), "mariadb": lazily("mariadb", mariadb)}
+    with when_asked_for() as databases:
+        yield databases
 
 
 def made(book: Book) -> Outbox:

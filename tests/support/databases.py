@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +136,20 @@ def _postgres(name: str) -> str:
     if found is None:
         raise FileNotFoundError(f"no {name} on PATH: install PostgreSQL's server (Debian: apt-get install postgresql)")
     return found
+
+
+@contextmanager
+def when_asked_for() -> Iterator[dict[str, Callable[[], str]]]:
+    """The two servers, by name; each started when it is first asked for, and ended with the block."""
+    started: dict[str, str] = {}
+    with ExitStack() as stack:
+
+        def lazily(name: str, start: Callable[[], AbstractContextManager[str]]) -> Callable[[], str]:
+            def get() -> str:
+                if name not in started:
+                    started[name] = stack.enter_context(start())
+                return started[name]
+
+            return get
+
+        yield {"postgresql": lazily("postgresql", postgresql), "mariadb": lazily("mariadb", mariadb)}
