@@ -73,12 +73,14 @@ def echomq_inline(echomq_app: EchoMQ, echomq_server: Server) -> Iterator[Inline]
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """What an async test has opened closes in its own event loop, whoever runs that: only there it can."""
+    """Fails a test that forgot an await. What an async test has opened closes in its own event loop: only there it can."""
     used = getattr(item, "funcargs", {})
     kit = used.get("echomq") or used.get("echomq_inline")
     test = getattr(item, "obj", None)
-    if kit is None or not inspect.iscoroutinefunction(test):
+    if kit is None:
         return (yield)
+    if not inspect.iscoroutinefunction(test):
+        return _checked((yield), kit)
 
     @functools.wraps(test)
     async def closing(*args: Any, **values: Any) -> Any:
@@ -89,9 +91,15 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
     item.obj = closing  # type: ignore[attr-defined]
     try:
-        return (yield)
+        return _checked((yield), kit)
     finally:
         item.obj = test  # type: ignore[attr-defined]
+
+
+def _checked(result: Any, kit: Kit) -> Any:
+    if forgotten := kit.forgotten_in_words():
+        pytest.fail(forgotten, pytrace=False)
+    return result
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -111,6 +111,8 @@ class Connection:
         self._portal: Portal | None = None
         self._closed = False
         self._link_type: Callable[..., Link] = Link  # the testing kit has one whose clock can be moved
+        self._for_waiting = "is a worker of this queue running?"  # the hint to who waits for a job in vain
+        self._for_delayed = ""
 
     def __repr__(self) -> str:
         return f"<Connection {self.where}{' closed' if self._closed else ''}>"

@@ -745,10 +745,11 @@ class Job(JobRecord[R]):
         if now.state in ("waiting", "prioritized"):
             if paused:
                 return f"it is still {now.state}: the queue is paused, and runs nothing before its resume()"
-            return f"it is still {now.state}: is a worker of this queue running?"
+            return f"it is still {now.state}: {self._home.connection._for_waiting}"
         if now.state == "delayed":
             again = "" if not now.attempts_started else "; a worker has put it off, and its log says why"
-            return f"it is delayed, by {now.delay:g} s, and runs when that is over{again}"
+            hint = self._home.connection._for_delayed
+            return f"it is delayed, by {now.delay:g} s, and runs when that is over{again}{hint}"
         return f"it is {now.state}, and goes on"
 
     def _outcome(self, ending: Ending) -> R:
@@ -764,7 +765,9 @@ class Job(JobRecord[R]):
             return self._returns(ending.value)
         except Misfit as error:
             raise ResultUnavailable(
-                self.id, f"it does not fit the type that the task says it returns: {error}; it is {ending.value[:60]!r}"
+                self.id,
+                "it does not fit the type that the task says it returns: "
+                f"{error}; it is {ending.value[:60].decode('utf-8', 'replace')}",
             ) from error
         except ValueError as error:
             raise ResultUnavailable(self.id, f"what stands on the server is no JSON: {error}") from error

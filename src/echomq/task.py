@@ -324,6 +324,15 @@ class Task(Generic[P, R]):
                 data[parameter] = value
         return data
 
+    @property
+    def argument_names(self) -> Sequence[str]:
+        """Not for users of EchoMQ. The names of its arguments, in order; without what else ``**`` takes."""
+        return tuple(self._readers)
+
+    def takes(self, name: str) -> bool:
+        """Not for users of EchoMQ. Whether it has an argument of this name."""
+        return self._takes_any or name in self._readers
+
     def arguments(self, data: Any, *, show: bool = True) -> dict[str, Any]:
         """A job's data as the function's arguments, turned into the annotated types.
 

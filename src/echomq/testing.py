@@ -12,11 +12,12 @@ that the app names. With pytest they are the fixtures ``echomq_inline`` and ``ec
 from __future__ import annotations
 
 import functools
+import inspect
 import random
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Final, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, overload
 
 from echomq._testing import clock
 from echomq._testing.asserting import Wanted, complaint, describe
@@ -142,6 +143,25 @@ class _Ledger:
         return found
 
 
+def _to_be_awaited(
+    function: Callable[Concatenate[Kit, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Kit, P], Coroutine[Any, Any, T]]:
+    """The kit remembers each call until it is awaited: a test that forgets that would test less than it says."""
+
+    @functools.wraps(function)
+    def remembered(kit: Kit, /, *args: P.args, **values: P.kwargs) -> Coroutine[Any, Any, T]:
+        call = function(kit, *args, **values)
+        kit._calls = [(name, earlier) for name, earlier in kit._calls if _is_new(earlier)]
+        kit._calls.append((function.__name__, call))
+        return call
+
+    return remembered
+
+
+def _is_new(call: Coroutine[Any, Any, Any]) -> bool:
+    return inspect.getcoroutinestate(call) == inspect.CORO_CREATED
+
+
 class Kit(_Ledger):
     """An app on a real server to throw away, whose jobs run when you say so, and whose time passes when you say so.
 
@@ -156,6 +176,7 @@ class Kit(_Ledger):
         self._patience = to_seconds(patience, "patience")
         self._connection: LentConnection | None = None
         self._before: tuple[Connection, dict[str, Queue]] | None = None
+        self._calls: list[tuple[str, Coroutine[Any, Any, Any]]] = []
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.app!r}>"
@@ -186,6 +207,7 @@ class Kit(_Ledger):
         """
         return self._server.portal.wait(coroutine)
 
+    @_to_be_awaited
     async def run_until_drained(
         self,
         *,
@@ -225,6 +247,7 @@ class Kit(_Ledger):
                 await driver.drain()
             return driver.runs
 
+    @_to_be_awaited
     async def advance(
         self,
         by: timedelta | None = None,
@@ -276,7 +299,8 @@ class Kit(_Ledger):
             raise InvalidOption("advance: give a timedelta, or days, hours, minutes and seconds, and not both")
         passing = given if by is None else by
         if not isinstance(passing, timedelta) or not timedelta(0) < passing <= _FARTHEST:
-            raise InvalidOption(f"advance by {shown(passing)}: must be a time {_PASSING}; time passes forward only")
+            by_how_much = f"{passing.total_seconds():.15g} s" if isinstance(passing, timedelta) else shown(passing)
+            raise InvalidOption(f"advance by {by_how_much}: must be a time {_PASSING}; time passes forward only")
         async with self._driver(seed, concurrency, worker) as driver:
             await driver.advance(round(passing / timedelta(milliseconds=1)), work=check_truth(work, "work"))
             return driver.runs
@@ -289,6 +313,20 @@ class Kit(_Ledger):
         """Not for users of EchoMQ. The same, a job a line; empty if there is none."""
         return "\n".join(map(describe, self.left()))
 
+    def forgotten_in_words(self) -> str:
+        """Not for users of EchoMQ. Which call was made and never awaited; empty if there is none. Says so once."""
+        forgotten = [(name, call) for name, call in self._calls if _is_new(call)]
+        self._calls = []
+        for _, call in forgotten:
+            call.close()  # so that Python does not complain once more
+        if not forgotten:
+            return ""
+        name, _ = forgotten[0]
+        return (
+            f"the test called {name}(…) and did not await it, so it did nothing: write `await echomq.{name}(…)`, "
+            f"or in a plain test `echomq.wait(echomq.{name}(…))`, where echomq is the kit"
+        )
+
     # -- life --------------------------------------------------------------------------------------------------------------
 
     def open(self) -> Self:
@@ -297,7 +335,10 @@ class Kit(_Ledger):
             raise InvalidOption(f"{self!r} is open already")
         app = self.app
         if isinstance(app._connection, LentConnection):
-            raise InvalidOption(f"{app!r} is in another kit already; leave that first")
+            raise InvalidOption(
+                f"{app!r} is in another kit already; leave that first. With pytest: a test has the fixture echomq, "
+                "or echomq_inline, and not both"
+            )
         self._connection = self._server.lend()
         self._before = app._connection, app._queues
         app._connection, app._queues = self._connection, {}
@@ -330,7 +371,9 @@ class Kit(_Ledger):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        __tracebackhide__ = True
         self.close()
+        self._check_calls(error)
 
     async def __aenter__(self) -> Self:
         return self.open()
@@ -338,8 +381,18 @@ class Kit(_Ledger):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        __tracebackhide__ = True
         await self.rest()
         self.close()
+        self._check_calls(error)
+
+    def _check_calls(self, error: BaseException | None) -> None:
+        __tracebackhide__ = True
+        forgotten = self.forgotten_in_words()
+        if forgotten and error is None:
+            raise AssertionError(forgotten)
+        if forgotten and error is not None:
+            error.add_note(forgotten)
 
     # -- inside ------------------------------------------------------------------------------------------------------------
 
@@ -393,6 +446,8 @@ class Inline(Kit):
     def open(self) -> Self:
         """Takes the app over. A with block does it."""
         super().open()
+        if self._connection is not None:
+            self._connection.runs_at_once()
         self.app._queue_type = functools.partial(InlineQueue, crews=self._crews, tasks=self.app)
         return self
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from echomq import Backoff, EchoMQ, InvalidOption, Job, JobFailed, Queue, UnsupportedServer, Worker
+from echomq import Backoff, EchoMQ, InvalidOption, Job, JobFailed, Queue, ResultTimeout, UnsupportedServer, Worker
 from echomq.testing import Kit, NotSettled, Server, on_server
 
 app = EchoMQ("redis://127.0.0.1:1")  # where nobody listens: nothing may connect to it
@@ -64,18 +64,46 @@ async def test_what_was_enqueued_is_there_whatever_became_of_it(kit: Kit) -> Non
     kit.assert_enqueued(audit, count=0)
 
 
+async def test_an_argument_that_the_task_does_not_have_is_refused(kit: Kit) -> None:
+    with pytest.raises(InvalidOption, match=r"task 'audit' has no argument 'lerner'; its arguments are: learner\."):
+        kit.assert_enqueued(audit, {"lerner": 1}, count=0)
+    job = await kit.app.queue("audit").add("audit", {"lerner": 1})
+    assert [found.id for found in kit.enqueued("audit", {"lerner": 1})] == [job.id]
+
+
+async def test_who_waits_in_vain_hears_what_runs_jobs_here(kit: Kit) -> None:
+    with pytest.raises(ResultTimeout, match=r"still waiting: .* when it awaits run_until_drained\(\)"):
+        await (await audit.enqueue(1)).result(timeout=0.01)
+    with pytest.raises(ResultTimeout, match=r"runs when that is over; .* when it awaits advance\("):
+        await (await audit.options(delay=60).enqueue(1)).result(timeout=0.01)
+
+
+async def test_a_call_that_is_not_awaited_is_no_test(throw_away: Server) -> None:
+    with pytest.raises(AssertionError, match=r"called advance\(…\) and did not await it, so it did nothing"):
+        async with on_server(app, throw_away) as kit:
+            kit.advance(hours=3)  # type: ignore[unused-coroutine]
+    with (
+        pytest.raises(AssertionError, match=r"`echomq\.wait\(echomq\.run_until_drained\(…\)\)`"),
+        on_server(app, throw_away) as kit,
+    ):
+        kit.run_until_drained()  # type: ignore[unused-coroutine]
+    with pytest.raises(pytest.fail.Exception, match="told first") as raised, on_server(app, throw_away) as kit:
+        pytest.fail(f"told first: {kit.advance(hours=3)}")
+    assert "called advance(…)" in raised.value.__notes__[0]
+
+
 async def test_a_failure_says_what_was_enqueued_instead(kit: Kit) -> None:
     with pytest.raises(AssertionError, match="Nothing was enqueued at all"):
         kit.assert_enqueued(enroll)
     await audit.enqueue(1)
     await enroll.options(priority=2).enqueue(7, course="lua")
     with pytest.raises(AssertionError) as raised:
-        kit.assert_enqueued(enroll, {"learner": 8, "of": 1}, attempts=5)
+        kit.assert_enqueued(enroll, {"learner": 8}, attempts=5)
     assert str(raised.value) == (
-        "a job of task 'enroll' with learner=8, of=1 and the options attempts=5 was not enqueued.\n"
+        "a job of task 'enroll' with learner=8 and the options attempts=5 was not enqueued.\n"
         "Enqueued was, the likeliest first:\n"
         "  enroll(learner=7, course='lua') [queue 'enrollments', prioritized, priority 2]\n"
-        "      learner is 7, not 8; it has no of; attempts is 3, not 5\n"
+        "      learner is 7, not 8; attempts is 3, not 5\n"
         "  audit(learner=1) [queue 'audit', waiting]"
     )
     with pytest.raises(AssertionError, match="a job of task 'enroll' was enqueued once, and should have been twice"):

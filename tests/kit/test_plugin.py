@@ -162,3 +162,31 @@ def test_own(echomq_app, echomq):
     )
     code, said = run(tmp_path)
     assert (code, "1 passed" in said) == (0, True), said
+
+
+def test_a_call_that_is_not_awaited_fails_the_test(tmp_path: Path) -> None:
+    (tmp_path / "test_forgetful.py").write_text(
+        """
+def test_plain(echomq):
+    echomq.advance(hours=3)
+
+async def test_async(echomq):
+    echomq.run_until_drained()
+"""
+    )
+    code, said = run(tmp_path, *LOOP, "-o", "asyncio_mode=auto")
+    assert (code, "2 failed" in said, "error" in said.lower().replace("assertionerror", "")) == (1, True, False), said
+    assert "called advance(…) and did not await it" in said
+    assert "called run_until_drained(…) and did not await it" in said
+    assert "echomq_pytest.py" not in said  # nor a frame of ours
+
+
+def test_both_fixtures_at_once_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "test_both.py").write_text(
+        """
+def test_both(echomq, echomq_inline): ...
+"""
+    )
+    code, said = run(tmp_path)
+    assert code == 1, said
+    assert "a test has the fixture echomq, or echomq_inline, and not both" in said

@@ -40,6 +40,8 @@ class Wanted:
             raise InvalidOption(f"task={shown(given)}: must be a task, or the name of one{instead}")
         if data is not None and not isinstance(data, Mapping):
             raise InvalidOption(f"data={shown(data)}: must be a mapping of arguments, such as {{'learner': 7}}")
+        if isinstance(task, Task):
+            _check_arguments(task, data or {})
         self.name = task.name if isinstance(task, Task) else task
         self.data: dict[str, Any] = {} if data is None else decode_json(encode_json(dict(data), "data"))
         self.queue = queue
@@ -111,6 +113,17 @@ def describe(job: Job[Any]) -> str:
     if job.state == "failed":
         more.append(_short(job.failed_reason))
     return f"{job.name}({arguments}) [{', '.join(more)}]"
+
+
+def _check_arguments(task: Task[..., Any], data: Mapping[str, Any]) -> None:
+    """Refuses a name that no job of the task has, which would be a test that can only fail, or, with count=0, cannot."""
+    for name in data:
+        if not task.takes(name):
+            known = ", ".join(task.argument_names) or "none"
+            raise InvalidOption(
+                f"data={shown(data)}: task {task.name!r} has no argument {name!r}; its arguments are: {known}. "
+                f"For a job that somebody adds with other data write the task's name, {task.name!r}"
+            )
 
 
 def _data(job: Job[Any]) -> Any:

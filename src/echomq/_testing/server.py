@@ -85,6 +85,12 @@ class LentConnection(Connection):
     def __init__(self, url: str, known: dict[str, str]) -> None:
         super().__init__(url)
         self._link_type = functools.partial(MovableLink, known=known)
+        self._for_waiting = "in a test with this kit jobs run when it awaits run_until_drained(), not by themselves"
+        self._for_delayed = "; in a test with this kit time passes when it awaits advance(…)"
+
+    def runs_at_once(self) -> None:
+        """Jobs do not wait here, but where nothing runs them."""
+        self._for_waiting = "nothing runs it: no task of the app belongs to this queue"
 
     async def close_here(self) -> None:
         """Closes what is open in this event loop."""
