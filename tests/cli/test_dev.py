@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
@@ -28,9 +30,10 @@ async def version() -> str:
 class Running:
     """One command, in a folder with ``program.py``."""
 
-    def __init__(self, folder: Path, words: list[str], environment: dict[str, str]) -> None:
+    def __init__(self, folder: Path, words: list[str], environment: dict[str, str], read: bool) -> None:
         self.file, self.log = folder / "program.py", folder / "log"
-        with self.log.open("w") as log:
+        self.log.touch()
+        with self.log.open("w") if read else _unread_pipe() as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "echomq.cli", *words], cwd=folder, env=environment, stderr=log
             )
@@ -47,6 +50,12 @@ class Running:
         return self.process.returncode
 
 
+def _unread_pipe() -> IO[Any]:
+    reads, writes = os.pipe()
+    os.close(reads)
+    return os.fdopen(writes, "w")
+
+
 Start = Callable[..., Running]
 
 
@@ -55,12 +64,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
     started: list[Running] = []
     (tmp_path / "work").mkdir()
 
-    def start(*words: str, url: str | None = None, text: str = APP) -> Running:
+    def start(*words: str, url: str | None = None, text: str = APP, read: bool = True) -> Running:
         (tmp_path / "work" / "program.py").write_text(text)
         environment = {name: value for name, value in os.environ.items() if name != "ECHOMQ_URL"}
         if url is not None:
             environment["ECHOMQ_URL"] = url
-        started.append(Running(tmp_path / "work", list(words), environment))
+        started.append(Running(tmp_path / "work", list(words), environment, read))
         return started[-1]
 
     yield start
@@ -82,10 +91,12 @@ async def test_dev_has_a_server_of_its_own_and_follows_the_files(
     running = start("dev", "program:app")
     await running.says("elsewhere: export ECHOMQ_URL=embedded://dev")
     await running.says("works on dev with 10 slots")
+    await running.says("ready: ")
     async with Connection("embedded://dev") as connection, Queue("dev", connection=connection) as queue:
         assert await answered(queue) == "VERSION"
         running.write("two")
         await running.says("works on dev", 2)
+        await running.says("ready: ", 2)
         assert await answered(queue) == "two"
         running.file.write_text("def broken(")
         await running.says("SyntaxError")
@@ -147,4 +158,29 @@ async def test_without_watchfiles_it_says_what_to_install(start: Start, tmp_path
     (tmp_path / "work" / "watchfiles.py").write_text("raise ModuleNotFoundError(name='watchfiles')")
     running = start("worker", "program:app", "--reload", url=url)
     assert running.process.wait(20) == 2
-    assert "pip install 'echomq[reload]'" in running.log.read_text()
+    assert "echomq worker: watchfiles" in running.log.read_text()
+    assert "pip install 'echomq[cli]'" in running.log.read_text()
+
+
+def test_what_the_command_line_needs_brings_watchfiles() -> None:
+    needed = importlib.metadata.requires("echomq") or []
+    assert [one for one in needed if one.startswith("watchfiles") and "extra == 'cli'" in one.replace('"', "'")]
+
+
+async def test_an_app_that_names_its_server_gets_no_other(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ECHOMQ_HOME", str(tmp_path / "home"))
+    running = start("dev", "program:app", text=APP.replace("EchoMQ()", "EchoMQ('embedded://own')"))
+    await running.says("ready: ")
+    assert "elsewhere: export ECHOMQ_URL=embedded://own" in running.log.read_text()
+    assert await running.end() == 0
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["own"]
+
+
+@pytest.mark.parametrize("words", [["dev", "program:app"], ["worker", "program:app", "--processes", "2"]])
+async def test_it_stops_where_nobody_reads_what_it_says(start: Start, url: str, words: list[str]) -> None:
+    running = start(*words, url=url, text=APP, read=False)
+    async with Queue("dev", connection=url) as queue:
+        assert await answered(queue) == "VERSION"
+    assert await running.end() == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -17,9 +17,11 @@ from echomq._redis.embedded.places import MEMORY
 from echomq.cli._logs import LogFormat, log_to_stderr
 from echomq.cli.worker import run_anew
 from echomq.cli.worker.announce import Announcer
+from echomq.cli.worker.state import WorkerState
 from echomq.cli.worker.target import refuse
 
 SERVER: Final = "embedded://dev"
+_EMBEDDED: Final = "embedded://"
 _GRACE: Final = 3.0
 
 
@@ -52,16 +54,15 @@ def dev(
     """Work an app while you write it; reloads when a file changes.
 
     The worker starts anew when a Python file changes; what it runs then has 3 seconds to finish, and goes back. Where the app can
-    not be loaded it says why, and waits for a change. Without a server, one of your own is started, whose jobs are kept.
+    not be loaded it says why, and waits for a change. Where neither it nor you name a server, one of your own is started, whose
+    jobs are kept.
     """
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
         refuse(f"--log-level {log_level}: must be debug, info, warning or error", "dev")
     log_to_stderr(level, LogFormat.short)
-    chosen = url or os.environ.get("ECHOMQ_URL") or SERVER
-    with _server(chosen) as reached:
-        if chosen == SERVER:
-            typer.echo(f"no server was named, so this is {SERVER}; elsewhere: export ECHOMQ_URL={SERVER}", err=True)
+    named = url or os.environ.get("ECHOMQ_URL")
+    with _server(named or SERVER, of_app=not named) as (reached, announce):
         os.environ["ECHOMQ_URL"] = reached
         words = [
             "worker",
@@ -72,22 +73,62 @@ def dev(
             target,
             *(queues or ()),
         ]
-        announce = Announcer(None, False, LogFormat.short)
         probe_at = None if health_port is None else ("127.0.0.1", health_port)
-        raise typer.Exit(run_anew(words, reload_dir or (), 1, announce, probe_at, _GRACE))
+        raise typer.Exit(run_anew("dev", words, reload_dir or (), 1, announce, probe_at, _GRACE))
 
 
 @contextlib.contextmanager
-def _server(url: str) -> Iterator[str]:
-    """The URL to reach the server by. An embedded one runs on while the worker starts anew."""
+def _server(url: str, *, of_app: bool) -> Iterator[tuple[str, Announcer]]:
+    """The URL to reach the server by, and who says when the worker is ready. An embedded one runs on while that starts anew.
+
+    Args:
+        url: the server that was named; with ``of_app`` that of an app that names none.
+        of_app: nobody but the app has named a server, and what it names is not known before it is loaded.
+    """
+    announce = _Announcer(of_app)
     try:
         Connection(url)
-        name = url.partition("://")[2].partition("?")[0] if url.startswith("embedded://") else None
-        member = None if name is None else embedded.join(name or "default")
+        if not of_app:
+            announce.keep(url)
     except EchoMQError as error:
         refuse(str(error), "dev")
     try:
-        yield member.url if member is not None and name == MEMORY else url
+        yield announce.url or url, announce
     finally:
-        if member is not None:
-            member.close()
+        announce.close()
+
+
+class _Announcer(Announcer):
+    """Also keeps the embedded server that the worker uses, and says how other commands find it.
+
+    Args:
+        looks: it is to find that out once the worker is ready.
+    """
+
+    def __init__(self, looks: bool) -> None:
+        super().__init__(None, False, LogFormat.short)
+        self._looks = looks
+        self._member: embedded.EmbeddedServer | None = None
+        self.url: str | None = None
+
+    def ready(self, workers: Sequence[WorkerState]) -> None:
+        """See ``Announcer``."""
+        for server in sorted({one.server for one in workers}) if self._looks else ():
+            if server.startswith(_EMBEDDED) and server != _EMBEDDED + MEMORY:
+                self._looks = False
+                self._say(f"the server is {server}; elsewhere: export ECHOMQ_URL={server}")
+                with contextlib.suppress(EchoMQError):  # then it does not outlive the worker, that is all
+                    self.keep(server)
+        super().ready(workers)
+
+    def keep(self, url: str) -> None:
+        """Has the server of this URL run on, if it is an embedded one."""
+        if self._member is None and url.startswith(_EMBEDDED):
+            name = url.removeprefix(_EMBEDDED).partition("?")[0]
+            self._member = embedded.join(name or "default")
+            self.url = self._member.url if name == MEMORY else None
+
+    def close(self) -> None:
+        """Lets go of it."""
+        if self._member is not None:
+            self._member.close()

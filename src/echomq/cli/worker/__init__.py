@@ -187,7 +187,7 @@ def worker(
     probe_at = None if health_port is None else (health_host, health_port)
     if reload and parent is None:
         grace = SHUTDOWN_TIMEOUT if shutdown_timeout is None else shutdown_timeout
-        raise typer.Exit(run_anew(sys.argv[1:], reload_dir or (), processes, announce, probe_at, grace))
+        raise typer.Exit(run_anew("worker", sys.argv[1:], reload_dir or (), processes, announce, probe_at, grace))
     with nullcontext() if parent is None else parent.told_of_a_refusal():
         found = load(target)
         given = {
@@ -230,6 +230,7 @@ def _check_can_be_written(ready_file: Path) -> None:
 
 
 def run_anew(
+    command: str,
     words: Sequence[str],
     folders: Sequence[Path],
     processes: int,
@@ -237,11 +238,11 @@ def run_anew(
     probe_at: tuple[str, int] | None,
     grace: float,
 ) -> int:
-    """Runs the command of these words in processes that are started anew whenever a file in the folders changes.
+    """Runs what these words say, for that command, in processes that are started anew whenever a file in the folders changes.
 
     The app is loaded in them alone: so it may have any error, which they show, and a change of its file mends.
     """
-    followed = changes(folders or [Path.cwd()])
+    followed = changes(folders or [Path.cwd()], command)
     supervisor = Supervisor(processes, words, announce, give_back=None, grace=grace, changes=followed)
     with _probed(probe_at, supervisor.states, processes):
         code = run_in_loop(supervisor.run())

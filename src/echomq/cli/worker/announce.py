@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from echomq.cli._logs import LogFormat
+from echomq.cli.worker.state import WorkerState
 
 
 class Announcer:
@@ -27,11 +28,12 @@ class Announcer:
         self._as_json = as_json
         self._log_format = log_format
 
-    def ready(self, names: Sequence[str]) -> None:
-        """All of these workers take jobs."""
+    def ready(self, workers: Sequence[WorkerState]) -> None:
+        """All of these workers take jobs: once, and again whenever they were started anew for a change of files."""
+        names = [one.name for one in workers]
         self.healthy(True)
         if self._as_json:
-            self._print(event="ready", workers=list(names), pid=os.getpid())
+            self._print(event="ready", workers=names, pid=os.getpid())
         else:
             self._say(f"ready: {', '.join(names)}")
 

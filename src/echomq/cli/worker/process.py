@@ -121,7 +121,7 @@ class Process:
         elif not self._was_ready:
             if state.ready:
                 self._was_ready = True
-                self._announce.ready([one.name for one in state.workers])
+                self._announce.ready(state.workers)
         elif state.held_up != self._was_held_up:
             self._was_held_up = state.held_up
             self._announce.healthy(not state.held_up)

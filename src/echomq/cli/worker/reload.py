@@ -10,15 +10,15 @@ from pathlib import Path
 from echomq.cli.worker.target import refuse
 
 
-def changes(folders: Sequence[Path]) -> AsyncIterator[str]:
+def changes(folders: Sequence[Path], command: str) -> AsyncIterator[str]:
     """The names of Python files in these folders that have changed, each time that some have."""
     try:
         from watchfiles import PythonFilter, awatch
     except ModuleNotFoundError:
-        refuse("--reload needs watchfiles: pip install 'echomq[reload]'")
+        refuse("watchfiles, which sees files change, is not installed: pip install 'echomq[cli]'", command)
     for folder in folders:
         if not folder.exists():
-            refuse(f"--reload-dir {folder}: there is no such folder")
+            refuse(f"--reload-dir {folder}: there is no such folder", command)
 
     logging.getLogger("watchfiles").setLevel(logging.WARNING)  # what has changed we say ourselves
     here = f"{Path.cwd()}{os.sep}"

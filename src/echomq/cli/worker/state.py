@@ -22,6 +22,7 @@ class WorkerState(msgspec.Struct, frozen=True):
 
     Attributes:
         queue, name: of the worker.
+        server: where its queue is, in a few words, never with a password.
         ready: whether it has talked to its server, and takes jobs or would.
         held_up: whether its event loop has not answered for longer than a lock lasts.
         paused: whether it was told to take no jobs.
@@ -30,6 +31,7 @@ class WorkerState(msgspec.Struct, frozen=True):
 
     queue: str
     name: str
+    server: str
     ready: bool
     held_up: bool
     paused: bool
@@ -79,6 +81,7 @@ def _of(worker: Worker) -> WorkerState:
     return WorkerState(
         queue=worker.queue,
         name=worker.name,
+        server=worker.connection.where,
         ready=was_ready,
         held_up=was_ready and not worker.is_healthy,
         paused=worker.is_paused,

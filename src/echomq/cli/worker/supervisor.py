@@ -292,9 +292,10 @@ class Supervisor:
     def _look(self) -> None:
         states = self.states()
         if not self._announced:
-            if len(states) == self._size and all(state.ready for state in states):
+            leaves = any(child.told_to_stop for child in self._children)
+            if len(states) == self._size and not leaves and all(state.ready for state in states):
                 self._announced = self._is_healthy = True
-                self._announce.ready([one.name for state in states for one in state.workers])
+                self._announce.ready([one for state in states for one in state.workers])
             return
         is_healthy = not not_alive(states)
         if is_healthy != self._is_healthy and not self._stopping.is_set():
@@ -308,6 +309,8 @@ class Supervisor:
             _log.info("%s changed: starting anew", files)
             self._changed.set()
             self._changed = asyncio.Event()
+            self._announced = self._is_healthy = False
+            self._announce.healthy(False)
             for child in self._children:
                 if not child.told_to_stop:
                     child.stop(self._grace)
