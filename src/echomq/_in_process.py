@@ -32,7 +32,7 @@ class InProcess(msgspec.Struct, frozen=True):
         module, qualname: of its function.
         pass_job: whether the function takes the job.
         extra: what becomes of a job with more than the function's arguments.
-        shows: whether an error may show what does not fit.
+        decoded: whether a codec has read the job's data.
         app: module and name of the app that has it, if that stands at the top of a module.
     """
 
@@ -41,15 +41,17 @@ class InProcess(msgspec.Struct, frozen=True):
     qualname: str
     pass_job: bool
     extra: Extra
-    shows: bool
+    decoded: bool
     app: tuple[str, str] | None
 
     @classmethod
     def of(cls, task: Task[Any, Any], app: EchoMQ) -> InProcess:
         """Raises InvalidOption: another process could not find it."""
         function = task.function
-        extra, shows = task.extra or app.extra, app._payloads is None
-        place = cls(task.name, function.__module__, function.__qualname__, task.pass_job, extra, shows, _place_of(app))
+        extra, decoded = task.extra or app.extra, app._payloads is not None
+        place = cls(
+            task.name, function.__module__, function.__qualname__, task.pass_job, extra, decoded, _place_of(app)
+        )
         try:
             found = _named(sys.modules[place.module], place.qualname)
         except (KeyError, AttributeError):
@@ -76,7 +78,7 @@ class InProcess(msgspec.Struct, frozen=True):
         """In the process: runs the current job."""
         job, task = cast("Job[Any]", running_job.get()), _task_at(self)
         before = (job,) if task.pass_job else ()
-        function = functools.partial(task.function, *before, **task.arguments(job.data, show=self.shows))
+        function = functools.partial(task.function, *before, **task.arguments(job.data, decoded=self.decoded))
         return _injecting(task.app).call(task, function) if task.injected else function()
 
     def misfit(self, value: Any) -> str | None:

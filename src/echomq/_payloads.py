@@ -29,15 +29,17 @@ from typing import Any, ClassVar, Final, TypeAlias
 import msgspec
 
 from echomq.errors import InvalidOption, PayloadUnreadable, StoreUnavailable
-from echomq.options import MAX_COUNT, check_whole, shown
+from echomq.options import MAX_BYTES, MAX_COUNT, check_whole, shown
 
 KEY: Final = "$echomq"
-MARK: Final = b'{"$echomq":'
+_MARK: Final = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"\$echomq"[ \t\r\n]*:')
 _INLINE: Final = 16 * 1024
 """Bytes up to which a payload is worked on where it stands; above, in a thread."""
 
+_INLINE_INFLATED: Final = 1024 * 1024
+"""Bytes up to which it may grow there."""
+
 _MOST_THREADS: Final = 32
-_MOST_INFLATED: Final = 1024 * 1024 * 1024
 _GROWTH: Final = 512
 """Bytes that the codecs before a store may add at most to what is small."""
 
@@ -88,6 +90,8 @@ class Compressed(Codec):
     Args:
         above: bytes up to which a payload is left as it is.
         level: 1 (fast) to 9 (small).
+        most: bytes up to which a payload is compressed, and to which one may grow when it is read again. A few kilobytes can
+            grow to gigabytes; what would grow further is refused, and fails its job.
 
     Example:
         >>> queue = Queue("reports", connection="redis://localhost:6379/0", codec=Compressed(above=4096))
@@ -95,28 +99,40 @@ class Compressed(Codec):
 
     name = "zlib"
 
-    def __init__(self, *, above: int = 1024, level: int = 6) -> None:
+    def __init__(self, *, above: int = 1024, level: int = 6, most: int = 16 * MAX_BYTES) -> None:
         self.above: int = check_whole(above, "above", least=0, most=MAX_COUNT)
         self._level = check_whole(level, "level", least=1, most=9)
+        self.most: int = check_whole(most, "most", least=1, most=MAX_COUNT)
 
     def __repr__(self) -> str:
-        return f"Compressed(above={self.above}, level={self._level})"
+        return f"Compressed(above={self.above}, level={self._level}, most={self.most})"
 
     def encode(self, body: bytes) -> tuple[bytes, dict[str, Any]] | None:
-        """The bytes compressed; None if they are few, or do not shrink by what base64 adds to them."""
-        if len(body) <= self.above:
+        """The bytes compressed; None if they are few, or too many, or do not shrink by what base64 adds to them."""
+        if not self.above < len(body) <= self.most:
             return None
         small = zlib.compress(body, self._level)
         return (small, {}) if len(small) * 4 // 3 + 64 < len(body) else None
 
     def decode(self, body: bytes, step: Mapping[str, Any]) -> bytes:
-        """The bytes again; refuses what grows beyond 1 GiB."""
-        inflate = zlib.decompressobj()
-        whole = inflate.decompress(body, _MOST_INFLATED)
-        if not inflate.eof:
-            more = "it grows beyond 1 GiB" if inflate.unconsumed_tail else "its end is missing"
-            raise PayloadUnreadable(f"it cannot be inflated: {more}")
+        """The bytes again; refuses what grows too large."""
+        whole = _inflated(body, self.most)
+        if whole is None:
+            raise PayloadUnreadable(
+                f"it cannot be inflated: it grows beyond {self.most:,} bytes, which is most= of Compressed"
+            )
         return whole
+
+
+def _inflated(body: bytes, most: int) -> bytes | None:
+    """None: it grows to more than so many bytes."""
+    inflate = zlib.decompressobj()
+    whole = inflate.decompress(body, most + 1)  # one more, which also reads the end behind what just fits
+    if len(whole) > most:
+        return None
+    if not inflate.eof:
+        raise PayloadUnreadable("it cannot be inflated: its end is missing")
+    return whole
 
 
 class Encrypted(Codec):
@@ -395,7 +411,7 @@ class Offloaded(Codec):
         try:
             self.store.put(key, body)
         except Exception as error:  # whatever the store's own library raises
-            raise StoreUnavailable(f"{self.store!r} does not take {key}: {error}") from error
+            raise StoreUnavailable(f"{self.store!r} does not take {key}: {_said_by(error)}") from error
         return b"", {"key": key, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
 
     def decode(self, body: bytes, step: Mapping[str, Any]) -> bytes:
@@ -406,7 +422,7 @@ class Offloaded(Codec):
         except KeyError:
             raise PayloadUnreadable(f"{self.store!r} has no {key}: it was removed, or this is another store") from None
         except Exception as error:  # as above
-            raise StoreUnavailable(f"{self.store!r} does not give {key}: {error}") from error
+            raise StoreUnavailable(f"{self.store!r} does not give {key}: {_said_by(error)}") from error
         if hashlib.sha256(whole).hexdigest() != step.get("sha256"):
             raise PayloadUnreadable(f"{key} in {self.store!r} is not what was put there: it was changed, or cut short")
         return whole
@@ -531,11 +547,14 @@ class Payloads:
         """
         body, steps = text, []
         for codec in self.codecs:
-            made = codec.encode(body)
+            try:
+                made = codec.encode(body)
+            except (asyncio.CancelledError, GeneratorExit) as error:  # nobody has cancelled a method that never waits
+                raise RuntimeError(f"codec {codec.name!r} raised {type(error).__name__}") from error
             if made is not None:
                 body = made[0]
-                steps.append({"name": codec.name, **made[1]})
-        if not steps and not text.startswith(MARK):  # what looks like ours, but is not, must not be taken for it
+                steps.append({**made[1], "name": codec.name})
+        if not steps and not is_wrapped(text):  # what looks like ours, but is not, must not be taken for it
             return text
         return msgspec.json.encode(_Envelope(_Wrapped(steps, base64.b64encode(body).decode())))
 
@@ -545,12 +564,16 @@ class Payloads:
         Raises:
             PayloadUnreadable: it cannot be read again. StoreUnavailable: not now, but perhaps later.
         """
-        if not stored.startswith(MARK):
+        return self._decoded(stored)
+
+    def _decoded(self, stored: bytes, *, soon: bool = False) -> bytes:
+        """``soon``: raises _TakesLong rather than inflating much."""
+        if not is_wrapped(stored):
             return stored
         wrapped = _unwrapped(stored)
         try:
             body = base64.b64decode(wrapped.body, validate=True)
-        except binascii.Error as error:
+        except ValueError as error:  # binascii.Error, and others for what is not ASCII
             raise PayloadUnreadable(f"its body is no base64: {error}") from None
         for step in reversed(wrapped.steps):
             name = str(step.get("name"))
@@ -559,11 +582,14 @@ class Payloads:
                 known = ", ".join(self._by_name)
                 raise PayloadUnreadable(f"it was written with the codec {name!r}, and this program has: {known}")
             try:
-                body = codec.decode(body, step)
-            except (PayloadUnreadable, StoreUnavailable):
+                made: object = _soon(codec, body) if soon and type(codec) is Compressed else codec.decode(body, step)
+            except (PayloadUnreadable, StoreUnavailable, _TakesLong, KeyboardInterrupt, SystemExit):
                 raise
-            except Exception as error:
-                raise PayloadUnreadable(f"codec {name!r}: {type(error).__name__}: {error}") from error
+            except BaseException as error:  # the codec's own: nobody has cancelled a method that never waits
+                raise PayloadUnreadable(f"codec {name!r}: {type(error).__name__}: {_said_by(error)}") from error
+            if not isinstance(made, bytes):
+                raise PayloadUnreadable(f"codec {name!r} has made {type(made).__name__} of it, and not bytes")
+            body = made
         return body
 
     async def encode(self, text: bytes) -> bytes:
@@ -578,7 +604,12 @@ class Payloads:
         """The same as ``decode_now``; what takes long, in a thread."""
         if self.is_elsewhere(stored):
             return await self._in_thread(self.decode_now, stored)
-        return self.decode_now(stored) if len(stored) <= _INLINE else await asyncio.to_thread(self.decode_now, stored)
+        if len(stored) <= _INLINE:
+            try:
+                return self._decoded(stored, soon=True)
+            except _TakesLong:
+                pass
+        return await asyncio.to_thread(self.decode_now, stored)
 
     def _in_thread(self, function: Callable[[bytes], bytes], text: bytes) -> Coroutine[Any, Any, bytes]:
         threads = self._threads
@@ -588,7 +619,7 @@ class Payloads:
 
     def is_elsewhere(self, stored: bytes) -> bool:
         """Whether reading it waits for a disk or another machine."""
-        if not stored.startswith(MARK):
+        if not is_wrapped(stored):
             return False
         steps = _unwrapped(stored).steps
         known = ((self._by_name.get(str(step.get("name"))), step) for step in steps)
@@ -599,11 +630,42 @@ CodecOption: TypeAlias = Codec | Sequence[Codec] | Payloads | None
 """How payloads are stored: a codec, or several, each working on what the one before it has made; None: as they are."""
 
 
+class _TakesLong(Exception):
+    """It grows to more than is inflated where it stands."""
+
+
+def _soon(codec: Compressed, body: bytes) -> bytes:
+    whole = _inflated(body, min(codec.most, _INLINE_INFLATED))
+    if whole is None:
+        raise _TakesLong
+    return whole
+
+
+def is_wrapped(stored: bytes) -> bool:
+    """Whether it begins as a codec writes; another program may have put blanks between."""
+    return _MARK.match(stored) is not None
+
+
 def _unwrapped(stored: bytes) -> _Wrapped:
     try:
-        return _envelopes.decode(stored).wrapped
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # ValidationError is one
+        wrapped = _envelopes.decode(stored).wrapped
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # ValidationError is a DecodeError
         raise PayloadUnreadable(f"it begins as a codec writes, and goes on otherwise: {error}") from None
+    names: set[str] = set()
+    for step in wrapped.steps:
+        name = str(step.get("name"))
+        if name in names:  # no chain has one twice, and inflating again and again has no bound
+            raise PayloadUnreadable(f"its steps name the codec {name!r} more than once")
+        names.add(name)
+    return wrapped
+
+
+def _said_by(error: BaseException) -> str:
+    """What an exception says, even one whose own ``__str__`` fails."""
+    try:
+        return str(error)
+    except Exception:
+        return "its message cannot be read"
 
 
 def wrapped_steps(data: Any) -> list[str] | None:

@@ -462,8 +462,9 @@ class EchoMQ(TaskMaker):
             if self._payloads is None and job._is_wrapped:
                 self._let_wait_for_codec(job, "the job's data were written with a codec, and this worker has none")
             return self._process_call(task)
+        data = job.data
         try:
-            arguments = task.arguments(job.data, show=self._payloads is None)
+            arguments = task.arguments(data, decoded=self._payloads is not None)
         except Unrecoverable as error:
             self._let_wait_for_codec(job, str(error))
             raise

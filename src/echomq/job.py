@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, Generic, TypeVar, cast
 
-from echomq._payloads import MARK
+from echomq._payloads import is_wrapped
 from echomq._store import control, explain, read
 from echomq._store.codec import (
     CANCELLED,
@@ -39,6 +39,7 @@ from echomq.errors import (
     PayloadUnreadable,
     ResultTimeout,
     ResultUnavailable,
+    Unrecoverable,
 )
 from echomq.models import FAILURE_KINDS, DeadLetter, Explanation, FailureKind, JobOptions, JobState, Logs, Parent
 from echomq.options import (
@@ -81,6 +82,10 @@ def checked_reason(reason: str) -> str:
 
 def _about(job: Job[Any], /, *_: object, **__: object) -> Attributes:
     return {JOB_ID: job.id, JOB_NAME: job.name}
+
+
+class _BrokenData(BrokenKey, Unrecoverable):
+    """In a run of the job itself: no later run could read its data either."""
 
 
 class JobRecord(Generic[R]):
@@ -134,7 +139,12 @@ class JobRecord(Generic[R]):
             PayloadUnreadable: the queue's codec cannot read it; or it is in a store, and ``load`` was not called.
         """
         if self._data is UNSET:
-            self._data = self._payload(b"data")
+            try:
+                self._data = self._payload(b"data")
+            except BrokenKey as error:
+                if self._run is None:
+                    raise
+                raise _BrokenData(str(error), code=error.code) from None
         return self._data
 
     @property
@@ -296,7 +306,7 @@ class JobRecord(Generic[R]):
     @property
     def _is_wrapped(self) -> bool:
         """Whether its data are as a codec has written them."""
-        return self._stored.fields.get(b"data", b"").startswith(MARK)
+        return is_wrapped(self._stored.fields.get(b"data", b""))
 
     def _payload(self, field: bytes) -> Any:
         payloads, stored = self._home.payloads, self._stored

@@ -333,18 +333,18 @@ class Task(Generic[P, R]):
         """Not for users of EchoMQ. Whether it has an argument of this name."""
         return self._takes_any or name in self._readers
 
-    def arguments(self, data: Any, *, show: bool = True) -> dict[str, Any]:
+    def arguments(self, data: Any, *, decoded: bool = False) -> dict[str, Any]:
         """A job's data as the function's arguments, turned into the annotated types.
 
         Args:
             data: of the job.
-            show: whether the error may show what does not fit; not of data that was encrypted.
+            decoded: whether a codec has read them. They may have been encrypted, so the error shows nothing of them.
 
         Raises:
             Unrecoverable: they do not fit: no later run of this job could fare better. Names the argument, and where in it.
         """
         if not isinstance(data, dict):
-            found = f"{data!r:.80}" if show else f"a {type(data).__name__}"
+            found = f"a {type(data).__name__}" if decoded else f"{data!r:.80}"
             raise Unrecoverable(f"task {self.name!r} takes an object of named arguments; the job's data is {found}")
         if self.injected and not data.keys().isdisjoint(self.injected):
             names = ", ".join(name for name in self.injected if name in data)
@@ -368,9 +368,9 @@ class Task(Generic[P, R]):
             try:
                 converted[name] = wanted.convert(value)
             except Misfit as error:
-                raise Unrecoverable(self._misfit_of(name, error, show)) from None
+                raise Unrecoverable(self._misfit_of(name, error, decoded)) from None
         if KEY in data:
-            self._refuse_wrapped(data)
+            self._refuse_wrapped(data, decoded)
         if not converted.keys() >= self._required:
             missing = ", ".join(repr(name) for name in readers if name in self._required - converted.keys())
             raise Unrecoverable(
@@ -404,12 +404,17 @@ class Task(Generic[P, R]):
             return None
         return None
 
-    def _misfit_of(self, name: str, error: Misfit, show: bool) -> str:
-        found = f"={error.found!r:.60}" if show else ""
+    def _misfit_of(self, name: str, error: Misfit, decoded: bool) -> str:
+        found = "" if decoded else f"={error.found!r:.60}"
         return f"argument {name}{error.path}{found} of task {self.name!r}: {error.reason}"
 
-    def _refuse_wrapped(self, data: dict[str, Any]) -> None:
+    def _refuse_wrapped(self, data: dict[str, Any], decoded: bool) -> None:
         steps = wrapped_steps(data)
+        if steps is not None and decoded:
+            raise Unrecoverable(
+                "the job's data are as a codec writes them even after this worker's codec has read them: somebody has added what "
+                "was encoded already; add the data as they are"
+            )
         if steps is not None:
             raise Unrecoverable(
                 f"the job's data were written with a codec ({', '.join(steps)}), and this worker has none: give it the same codec"

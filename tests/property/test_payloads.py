@@ -16,12 +16,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from echomq._payloads import MARK, Payloads
+from echomq._payloads import Payloads
 from echomq._store.codec import decode_json, encode_json
 from echomq._types import Misfit, reader
 from echomq.errors import PayloadUnreadable
 from echomq.payloads import Codec, Compressed, Encrypted, Offloaded, PayloadStore
 
+MARK = b'{"$echomq":'
 QUICK = settings(max_examples=150, deadline=None)
 
 

@@ -472,7 +472,7 @@ async def with_result(data: bytes, decode: Callable[[bytes], Awaitable[bytes]]) 
     """The data of a job that says how another ended, with its result decoded."""
     try:
         parts = _outcomes.decode(data)
-    except ValueError:  # somebody's hand; msgspec's errors are such
+    except (ValueError, RecursionError):  # somebody's hand; msgspec's errors are ValueErrors
         return data
     if "result" in parts:
         parts["result"] = msgspec.Raw(await decode(bytes(parts["result"])))

@@ -14,7 +14,7 @@ from echomq._log import about, logger
 from echomq._payloads import Payloads
 from echomq._store.codec import PlainJob, StoredJob, is_outcome_job, with_result
 from echomq._worker.held import Held
-from echomq._worker.outcome import Encoded, encoded, printable
+from echomq._worker.outcome import Encoded, encoded, printable, reason_of
 from echomq.errors import PayloadUnreadable, RetryLater, StoreUnavailable, Unrecoverable
 
 _PAUSES = (0.2, 1.0, 3.0)
@@ -45,6 +45,8 @@ class Decoded:
                 data = await with_result(data, self._payloads.decode)
         except PayloadUnreadable as error:
             raise Unrecoverable(f"the job's data cannot be read: {error}") from error
+        except SystemExit as error:  # a codec's
+            raise Unrecoverable(f"the job's data cannot be read: {reason_of(error)}") from error
         except StoreUnavailable as error:
             self._wait(job, error)
             raise
@@ -80,5 +82,7 @@ class Decoded:
                 if pause is None:
                     return Encoded(b"null", printable(f"the result could not be stored: {error}"))
                 await asyncio.sleep(pause)
-            except Exception as error:  # a codec of the user's own
-                return Encoded(b"null", printable(f"the result could not be stored: {type(error).__name__}: {error}"))
+            except (asyncio.CancelledError, GeneratorExit):  # ours: Payloads lets none of a codec's own out
+                raise
+            except BaseException as error:  # a codec of the user's own
+                return Encoded(b"null", printable(f"the result could not be stored: {reason_of(error)}"))
