@@ -76,6 +76,8 @@ Processor = Callable[[Job[Any]], Any]
 _Caller = Callable[[Held], Awaitable[Any]]
 
 _LONGEST_PAUSE = 1.0
+_LONGEST_START: Final = 5.0
+"""Seconds that ``async with`` waits for what is started before the first job."""
 _LOOKS_FOR_ORPHANS: Final = (0.0, 0.2, 0.8)
 """Seconds before each look for the jobs of a process that died."""
 _CRASH_BACKOFF: Final = Backoff.exponential(60)
@@ -329,7 +331,23 @@ class Worker:
         return session.stats()
 
     async def __aenter__(self) -> Self:
-        self._start()
+        """Starts it, and waits until it has started or cannot: for a server that is away, or a slow start, it does not wait.
+
+        Raises:
+            UnsupportedServer, LifespanFailed: as ``run``.
+            ProcessCrashed: the processes of its tasks cannot be started.
+        """
+        session = self._start()
+        try:
+            await session.begun()
+        except asyncio.CancelledError:
+            session.stop()
+            await self._wait_for(session)
+            raise
+        if session.task.done():
+            await self._wait_for(session)
+        else:
+            session.task.add_done_callback(session.say_why)
         return self
 
     async def __aexit__(
@@ -505,9 +523,25 @@ class _Session:
         self._route = worker._route
         self._tell: Callable[[Home, Held, Told], None] | None = None
         self.is_ready = asyncio.Event()
+        self._has_begun = asyncio.Event()
         self._told = False
         self._began = time.monotonic()
         self.task = asyncio.create_task(self._run(), name=f"echomq worker {worker.name}")
+
+    async def begun(self) -> None:
+        """Waits until all that it needs has been started, or cannot be; not for a server that is away, and not for long."""
+        waiter = asyncio.create_task(self._has_begun.wait())
+        try:
+            await asyncio.wait({waiter, self.task}, timeout=_LONGEST_START, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiter.cancel()
+
+    def say_why(self, ended: asyncio.Task[Any]) -> None:
+        """Says at once why it works no more, if nobody stopped it: who is inside an ``async with`` hears it only at its end."""
+        error = None if ended.cancelled() or self._stop.is_set() else ended.exception()
+        if error is not None:
+            name, queue = self._worker.name, self._worker.queue
+            logger.error("worker %s of queue %s works no more: %s: %s", name, queue, type(error).__name__, error)
 
     def stop(self, *, hurry: bool = False) -> None:
         self._stop.set()
@@ -571,6 +605,7 @@ class _Session:
                 and await self._processes_are_there(processes)
             ):
                 return []
+            self._has_begun.set()
             # A socket that is silently dead is noticed in the time of a block, whether the worker is idle or busy.
             reply_timeout = min(worker._connection.call_timeout, LONGEST_BLOCK)
             commands = await hub.new_link(reply_timeout=reply_timeout)
@@ -695,6 +730,7 @@ class _Session:
                 except (ServerUnavailable, ConnectionLost) as error:
                     if not told:
                         told = True
+                        self._has_begun.set()  # not yet, but that may take any time
                         logger.warning("worker %s waits for the server: %s", self._worker.name, error)
                     await hub.look_after(error)
                     await asyncio.wait({stopped}, timeout=pause * (0.5 + random.random()))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from echomq import EchoMQ, InvalidOption, LifespanFailed
+from echomq import EchoMQ, InvalidOption, LifespanFailed, Worker
 
 
 @pytest.fixture
@@ -216,3 +216,42 @@ async def test_what_somebody_cancels_is_started_anew(app: EchoMQ, events: list[s
         async with app.running():
             assert events == ["startup", "shutdown", "startup"]
     assert events[3:] == ["shutdown"]
+
+
+async def test_entering_a_worker_that_cannot_start_raises_why(app: EchoMQ) -> None:
+    @app.lifespan
+    async def broken(_: EchoMQ) -> AsyncIterator[None]:
+        raise OSError("no database")
+        yield
+
+    worker = app.worker("one")
+    with pytest.raises(LifespanFailed, match="OSError: no database"):
+        async with worker:
+            pytest.fail("its block must not be entered")
+    assert not worker.is_running
+
+
+async def test_entering_a_worker_does_not_wait_for_a_slow_start_and_logs_why_it_works_no_more(
+    app: EchoMQ, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("echomq.worker._LONGEST_START", 0.01)
+    goes_on = asyncio.Event()
+
+    @app.lifespan
+    async def slow(_: EchoMQ) -> AsyncIterator[None]:
+        await goes_on.wait()
+        raise OSError("no database")
+        yield
+
+    with pytest.raises(LifespanFailed, match="no database"):
+        async with app.worker("one") as worker:
+            goes_on.set()
+            while worker.is_running:
+                await asyncio.sleep(0.01)
+            [said] = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
+            assert "of queue one works no more: LifespanFailed" in said and "no database" in said
+
+
+async def test_entering_a_worker_whose_server_is_away_does_not_wait_for_it() -> None:
+    async with Worker("one", print, connection="redis://127.0.0.1:1/0") as worker:
+        assert worker.is_running
