@@ -64,6 +64,13 @@ _flags: Final = threading.Lock()
 _LONGEST_REASON: Final = 1_000
 
 
+class StopFlag(threading.Event):
+    """What ``Job.cancelled`` is: a ``threading.Event`` that is true when it is set."""
+
+    def __bool__(self) -> bool:
+        return self.is_set()
+
+
 def checked_reason(reason: str) -> str:
     """Not for users of EchoMQ. Why a job is cancelled, as it is stored."""
     given: object = reason
@@ -99,7 +106,7 @@ class JobRecord(Generic[R]):
         home: Home,
         state: JobState | None = None,
         *,
-        cancelled: threading.Event | None = None,
+        cancelled: StopFlag | None = None,
         returns: Callable[[bytes], R] = decode_json,
         run: control.Run | None = None,
     ) -> None:
@@ -351,18 +358,24 @@ class Job(JobRecord[R]):
     __slots__ = ()
 
     @property
-    def cancelled(self) -> threading.Event:
-        """In a handler that runs in a thread: set when it should stop.
+    def cancelled(self) -> StopFlag:
+        """In a handler that runs in a thread: true when it should stop. A ``threading.Event``, to be waited for too.
 
         Its worker stops, or has lost the job; its time is up; or somebody has cancelled it. What it returns then is
         discarded.
 
         An ``async def`` handler is cancelled instead (``asyncio.CancelledError``).
+
+        Example:
+            >>> for page in pages:
+            ...     if job.cancelled:
+            ...         return
+            ...     fetch(page)
         """
         if self._cancelled is None:
             with _flags:
                 if self._cancelled is None:
-                    self._cancelled = threading.Event()
+                    self._cancelled = StopFlag()
         return self._cancelled
 
     async def refresh(self) -> Job[R] | None:

@@ -7,7 +7,6 @@ arguments, returns the same and raises the same. Any number of threads may call 
 from __future__ import annotations
 
 import builtins
-import threading
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Self, TypeVar
@@ -19,7 +18,7 @@ from echomq._portal import Portal
 from echomq._telemetry import TelemetryOption
 from echomq.connection import Connection
 from echomq.errors import InvalidOption
-from echomq.job import Job, JobRecord
+from echomq.job import Job, JobRecord, StopFlag
 from echomq.models import Explanation, Healed, JobState, Logs, MetricsSeries, ScheduleInfo, WorkerInfo
 from echomq.options import (
     JSON,
@@ -163,8 +162,8 @@ class SyncJob(JobRecord[R]):
         return SyncJob(self._portal.call(self._job.load))
 
     @property
-    def cancelled(self) -> threading.Event:
-        """In a handler that runs in a thread. As ``Job.cancelled``."""
+    def cancelled(self) -> StopFlag:
+        """True when it should stop, in a handler that runs in a thread. As ``Job.cancelled``."""
         return self._job.cancelled
 
     def update_progress(self, value: JSON) -> None:

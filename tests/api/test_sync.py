@@ -200,7 +200,9 @@ def test_every_verb_of_a_job(queue: SyncQueue) -> None:
     assert now is not None
     assert (now.state, now.data, now.progress, now.priority) == ("prioritized", {"page": 7}, 0.5, 4)
     assert "prioritized" in str(now.explain())
-    assert not now.cancelled.is_set()
+    assert not now.cancelled
+    now.cancelled.set()
+    assert now.cancelled
     with pytest.raises(StateError):
         now.retry()
     now.remove()

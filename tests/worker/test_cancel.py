@@ -227,7 +227,8 @@ class Handlers:
 
     def thread(self, job: Job[object]) -> str:
         self.begun += 1
-        job.cancelled.wait(30)
+        while not job.cancelled:
+            time.sleep(0.01)
         self.stopped.append("thread")
         if self.ignores:
             self.let_go.wait(30)

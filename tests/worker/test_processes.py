@@ -116,9 +116,10 @@ async def test_records_of_a_child_reach_the_same_logger_here(queue: Queue, caplo
     assert "ValueError: shown" in (second.exc_text or "")
 
 
-async def test_what_it_prints_does_no_harm(capfd: pytest.CaptureFixture[str], queue: Queue, worker: Worker) -> None:
-    assert await result(queue, "print_much") == "printed"
-    assert worker.is_running
+async def test_what_it_prints_does_no_harm(url: str, queue: Queue, capfd: pytest.CaptureFixture[str]) -> None:
+    async with Worker("computed", route=route, connection=url, processes=POOL, shutdown_timeout=1) as worker:
+        assert await result(queue, "print_much") == "printed"
+        assert worker.is_running
     assert capfd.readouterr().out.count("printed by a child\n") == 3
 
 
