@@ -63,6 +63,14 @@ def checked_kinds(kinds: Sequence[RunEventKind]) -> Sequence[RunEventKind]:
     return kinds
 
 
+def check_hook(hook: object, kinds: Sequence[RunEventKind]) -> None:
+    """Refuses what cannot be called."""
+    if not callable(hook):
+        raise InvalidOption(
+            f"@app.on({', '.join(map(repr, kinds))}) of {shown(hook)}: must be a function that takes the RunEvent, plain or async"
+        )
+
+
 class Hooks:
     """Calls the hooks of an app. An error in one of them is logged, and changes nothing."""
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar, overload
 
-from echomq._hooks import H, Hook, RunEventKind, checked_kinds
+from echomq._hooks import H, Hook, RunEventKind, check_hook, checked_kinds
 from echomq._in_process import InProcess
 from echomq._injection import Provider, Scope
 from echomq._lifespan import Lifecycle, Lifespan
@@ -226,6 +226,7 @@ class EchoMQ(TaskMaker):
         checked_kinds(kinds)
 
         def on(function: H) -> H:
+            check_hook(function, kinds)
             for kind in kinds:
                 self._hooks.setdefault(kind, []).append(function)
             return function

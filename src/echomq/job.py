@@ -275,6 +275,11 @@ class JobRecord(Generic[R]):
         return self._stored.text(b"failedReason")
 
     @property
+    def result_error(self) -> str | None:
+        """Why its result could not be stored, if it has completed without: ``return_value`` is None then."""
+        return self._stored.text(b"resultError")
+
+    @property
     def skipped(self) -> str | None:
         """Why it was not run, if its schedule skips runs that are late and this was one; it has completed without a result."""
         return self._stored.text(b"skipped")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -82,7 +83,21 @@ def checked_middleware(given: Iterable[Middleware]) -> list[Middleware]:
         if not isinstance(one, Middleware):
             remedy = f"write {one.__name__}()" if isinstance(one, type) else "make it a subclass of Middleware"
             raise InvalidOption(f"middleware {shown(one)}: must be an object of a Middleware; {remedy}")
+        _check_methods(one)
     return [one for one in found if isinstance(one, Middleware)]
+
+
+def _check_methods(one: Middleware) -> None:
+    """Refuses at once what would fail every job: a method that is awaited and not ``async``, or the other way round."""
+    for name in sorted(_METHODS):
+        method = inspect.unwrap(getattr(one, name))
+        function = getattr(method, "__func__", method)
+        if not inspect.isfunction(function):
+            continue  # some object that can be called: nobody can tell
+        wanted = name != "on_enqueue"
+        if inspect.iscoroutinefunction(function) != wanted:
+            form = f"must be async: write `async def {name}`" if wanted else f"must not be async: write `def {name}`"
+            raise InvalidOption(f"middleware {shown(one)}: {type(one).__name__}.{name} {form}")
 
 
 def enqueue_chain(given: Sequence[Middleware]) -> list[Callable[[JobSpec], JobSpec]]:

@@ -34,6 +34,7 @@ from echomq.options import (
     Limiter,
     MissedRuns,
     OnProgress,
+    Unset,
 )
 from echomq.queue import DeadLetterQueue, Page, Queue
 from echomq.queue_admin import Cleanable, Ended, QueueAdmin
@@ -120,9 +121,38 @@ class SyncTask(Generic[P, R]):
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
         """Adds a job that will call the function with these arguments. As ``Task.enqueue``.
 
-        Options of the job are given before: ``enroll.options(delay=60).sync.enqueue(7, course="redis")``.
+        Options of the job are given before: ``enroll.sync.options(delay=60).enqueue(7, course="redis")``.
         """
         return SyncJob(self._task.app.connection.portal.call(self._task.enqueue, *args, **kwargs))
+
+    def options(
+        self,
+        *,
+        job_id: str | Unset | None = UNSET,
+        delay: Duration | Unset | None = UNSET,
+        at: datetime | Unset | None = UNSET,
+        priority: int | Unset | None = UNSET,
+        lifo: bool | Unset | None = UNSET,
+        attempts: int | Unset | None = UNSET,
+        backoff: Backoff | Duration | Unset | None = UNSET,
+        remove_on_complete: Keep | Unset | None = UNSET,
+        remove_on_fail: Keep | Unset | None = UNSET,
+        stack_trace_limit: int | Unset | None = UNSET,
+        deduplication: Deduplication | str | Unset | None = UNSET,
+        unique_by: Sequence[str] | Unset | None = UNSET,
+        expire_in: Duration | Unset | None = UNSET,
+        keep_logs: int | Unset | None = UNSET,
+        omit_context: bool | Unset | None = UNSET,
+        max_bytes: int | Unset | None = UNSET,
+        queue: str | Unset = UNSET,
+    ) -> SyncTask[P, R]:
+        """The same task with other options for its next jobs. As ``Task.options``.
+
+        Example:
+            >>> enroll.sync.options(delay=60).enqueue(7, course="redis")
+        """
+        given = {name: value for name, value in locals().items() if name != "self"}
+        return SyncTask(self._task.options(**given))
 
     def map(self, *iterables: Iterable[Any], **constants: Any) -> list[SyncJob[R]]:
         """Adds a job for each row of arguments, as the built-in ``map`` takes them. As ``Task.map``."""

@@ -50,6 +50,10 @@ _LOG_EVERY = 60.0
 _OPTIONS = frozenset(JobSpec.__struct_fields__) - {"name", "data"}
 
 
+_ENQUEUE: Final = frozenset({"apply_async", "defer", "delay", "enqueue_job", "kiq", "send", "send_with_options"})
+"""What ``enqueue`` is called elsewhere."""
+
+
 class Injected:
     """The type of ``INJECTED``."""
 
@@ -174,6 +178,15 @@ class Task(Generic[P, R]):
                 "no app has included; write app.include(…) where the app is made, and import that module first"
             )
         return app
+
+    if not TYPE_CHECKING:  # a type checker knows better than to expect these
+
+        def __getattr__(self, name: str) -> Any:
+            """For who knows another library: what it is called here."""
+            remedy = (
+                "; write .enqueue(…), with .options(…) before it for a delay and the like" if name in _ENQUEUE else ""
+            )
+            raise AttributeError(f"a task has no {name!r}{remedy}", name=name, obj=self)
 
     @property
     def sync(self) -> SyncTask[P, R]:
@@ -589,6 +602,11 @@ def _signature_of(function: Callable[..., Any], name: str, pass_job: bool) -> tu
         raise InvalidOption(f"task {name!r}: {function!r} must be a function that returns, not a class or a generator")
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
+    if parameters and parameters[0].name in ("self", "cls"):
+        raise InvalidOption(
+            f"task {name!r}: {function!r} takes {parameters[0].name}, as a method does, and no job carries its object; make it a "
+            "function of the module, or a task of a bound method: app.task(mailer.send)"
+        )
     if pass_job:
         if not parameters:
             raise InvalidOption(f"task {name!r} has pass_job=True: its function must take the job as first argument")

@@ -59,6 +59,18 @@ _OF_THE_TASK: Final = frozenset(
 """Options that say something of the task itself; the others are those of its jobs."""
 
 
+_ELSEWHERE: Final = {
+    "bind": "write pass_job=True; the function's first argument is the job then",
+    "max_retries": "write attempts=…, which counts the first run too: max_retries=3 is attempts=4",
+    "default_retry_delay": "write backoff=…",
+    "time_limit": "write timeout=…",
+    "soft_time_limit": "write timeout=…",
+    "rate_limit": "write limiter=Limiter(max=…, duration=…)",
+    "queue_name": "write queue=…",
+}
+"""What options of other libraries are called here."""
+
+
 class TaskDecorator(Protocol):
     """What ``@app.task(...)`` gives: it makes a task of an async or a plain function."""
 
@@ -237,6 +249,10 @@ class Tasks(TaskMaker):
 
 
 def _check_names(given: TaskDefaults, known: type, where: str) -> None:
+    names = [*known.__annotations__, *(["pass_job"] if known is TaskOptions else [])]
     for option in given:
-        if option not in known.__annotations__:
-            raise TypeError(f"{where}(…) has no option {option!r}; it has: {', '.join(known.__annotations__)}")
+        if option in names:
+            continue
+        if option in _ELSEWHERE:
+            raise TypeError(f"{where}(…) has no option {option!r}: {_ELSEWHERE[option]}")
+        raise TypeError(f"{where}(…) has no option {option!r}; it has: {', '.join(names)}")

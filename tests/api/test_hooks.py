@@ -161,3 +161,7 @@ def test_what_hooks_cannot_be_told_of_is_refused(url: str) -> None:
         app.on()
     with pytest.raises(InvalidOption, match=r"write @app\.on\('completed'\) for it"):
         app.on(print)  # type: ignore[arg-type]
+    with pytest.raises(
+        InvalidOption, match=r"@app\.on\('completed'\) of 'x': must be a function that takes the RunEvent"
+    ):
+        app.on("completed")("x")  # type: ignore[type-var]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from echomq import EchoMQ, InvalidOption, LifespanFailed, Worker
+from tests.support.wait import wait_until
 
 
 @pytest.fixture
@@ -245,13 +246,16 @@ async def test_entering_a_worker_does_not_wait_for_a_slow_start_and_logs_why_it_
             raise OSError("no database")
         yield
 
-    with pytest.raises(LifespanFailed, match="no database"):
+    async def work() -> None:
         async with app.worker("one") as worker:
             goes_on.set()
-            while worker.is_running:
-                await asyncio.sleep(0.01)
+            await wait_until(lambda: not worker.is_running)
             [said] = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
-            assert "of queue one works no more: LifespanFailed" in said and "no database" in said
+            assert "of queue one works no more: LifespanFailed" in said
+            assert "no database" in said
+
+    with pytest.raises(LifespanFailed, match="no database"):
+        await work()
 
 
 async def test_entering_a_worker_whose_server_is_away_does_not_wait_for_it() -> None:

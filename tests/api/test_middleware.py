@@ -198,6 +198,21 @@ async def test_on_enqueue_may_change_every_job_that_a_task_makes(url: str) -> No
             await refused.enqueue()
 
 
+def test_a_method_that_would_fail_every_job_is_refused(url: str) -> None:
+    class Plain(Middleware):
+        def before(self, job: Job[Any]) -> None:  # type: ignore[override]
+            """Its author forgot that it is awaited."""
+
+    class Waiting(Middleware):
+        async def on_enqueue(self, spec: JobSpec) -> JobSpec:  # type: ignore[override]
+            return spec
+
+    with pytest.raises(InvalidOption, match=r"Plain\.before must be async: write `async def before`"):
+        EchoMQ(url, middleware=[Plain()])
+    with pytest.raises(InvalidOption, match=r"Waiting\.on_enqueue must not be async: write `def on_enqueue`"):
+        EchoMQ(url, middleware=[Waiting()])
+
+
 def test_what_is_no_middleware_is_refused(url: str) -> None:
     with pytest.raises(InvalidOption, match=r"must be an object of a Middleware; write Middleware\(\)"):
         EchoMQ(url, middleware=[Middleware])  # type: ignore[list-item]

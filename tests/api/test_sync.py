@@ -36,7 +36,8 @@ from echomq import (
 )
 from echomq.queue import DeadLetterQueue
 from echomq.queue_admin import QueueAdmin
-from echomq.sync import SyncDeadLetterQueue, SyncQueueAdmin
+from echomq.sync import SyncDeadLetterQueue, SyncQueueAdmin, SyncTask
+from echomq.task import Task
 from tests.support.server import Server
 from tests.support.wait import wait_until
 
@@ -450,3 +451,16 @@ def test_the_same_options_make_the_queue() -> None:
     ours, theirs = (inspect.signature(made.__init__).parameters for made in (SyncQueue, Queue))
     assert list(ours) == list(theirs)
     assert {name: of.default for name, of in ours.items()} == {name: of.default for name, of in theirs.items()}
+
+
+def test_options_of_a_sync_task_are_those_of_the_task(url: str) -> None:
+    wanted, found = inspect.signature(Task.options), inspect.signature(SyncTask.options)
+    assert str(found.replace(return_annotation="")) == str(wanted.replace(return_annotation=""))
+    app = EchoMQ(url)
+
+    @app.task(queue="letters", attempts=3)
+    async def send(to: str) -> None: ...
+
+    with app.sync:
+        job = send.sync.options(delay=60, priority=2).enqueue("ada")
+        assert (job.delay, job.priority, job.opts.attempts) == (60, 2, 3)

@@ -374,3 +374,29 @@ def test_modules_of_tasks_may_need_each_other(tmp_path: Path) -> None:
             "assert mail.remind.app is app; assert orders.pay.app is app"
         )
         subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=tmp_path, check=True)
+
+
+async def test_names_of_other_libraries_are_answered_with_ours(app: EchoMQ) -> None:
+    @app.task
+    async def enroll(learner: int) -> None: ...
+
+    for name in ("delay", "apply_async", "send"):
+        with pytest.raises(AttributeError, match=rf"a task has no '{name}'; write \.enqueue\(…\)"):
+            getattr(enroll, name)
+    assert not hasattr(enroll, "seats")
+    with pytest.raises(TypeError, match=r"@app\.task\(…\) has no option 'bind': write pass_job=True"):
+        app.task(bind=True)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="max_retries=3 is attempts=4"):
+        app.task(max_retries=3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"has no option 'tries'; it has: .*, pass_job$"):
+        app.task(tries=3)  # type: ignore[call-overload]
+
+
+def test_a_method_is_no_task(app: EchoMQ) -> None:
+    class Mailer:
+        def send(self, learner: int) -> int:
+            return learner
+
+    with pytest.raises(InvalidOption, match=r"takes self, as a method does.* app\.task\(mailer\.send\)"):
+        app.task(Mailer.send)
+    assert app.task(Mailer().send)(7) == 7

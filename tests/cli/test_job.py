@@ -83,6 +83,21 @@ async def test_show(url: str) -> None:
     assert "traceback 1" in text
 
 
+async def test_show_of_a_job_whose_result_was_lost(url: str) -> None:
+    async def give_object(job: Job[Any]) -> object:
+        return object()
+
+    async with Queue("orders", connection=url) as queue:
+        job = await queue.add("pack")
+        await Worker(queue, give_object).run_until_drained()
+        shown = (await echomq("job", "show", "orders", job.id, "--json", url=url)).json
+        text = (await echomq("job", "show", "orders", job.id, url=url)).out
+    assert (shown["state"], shown["return_value"]) == ("completed", None)
+    assert "object" in shown["result_error"]
+    assert "lost result     result" in text
+    assert "result          null" not in text
+
+
 async def test_show_of_a_job_that_somebody_broke(server: Server) -> None:
     async with Queue("orders", connection=server.url) as queue:
         job = await queue.add("pack")

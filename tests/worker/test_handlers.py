@@ -144,7 +144,9 @@ RESULTS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", RESULTS)
-async def test_a_result_without_json_form_completes_once_and_says_so(name: str, server: Server) -> None:
+async def test_a_result_without_json_form_completes_once_and_says_so(
+    name: str, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
     runs = 0
 
     async def handler(job: Job[Any]) -> Any:
@@ -159,6 +161,9 @@ async def test_a_result_without_json_form_completes_once_and_says_so(name: str, 
         read = await job.refresh()
     assert read is not None
     assert (read.state, read.return_value) == ("completed", None)
+    assert "result" in (read.result_error or "")
+    [said] = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert said == f"job {job.id} (work) of queue q completes without its result: {read.result_error}"
     assert runs == 1
 
 

@@ -172,7 +172,7 @@ def test_traces_are_kept_up_to_their_limit() -> None:
 
 def test_retention_is_the_jobs_own_or_the_workers() -> None:
     own = RunOptions(raw={}, keep_completed="own", keep_failed="own too")
-    assert [ENDS.returned(held(), opts, 1).keep for opts in (own, ONCE)] == ["own", ENDS.rule_completed]  # type: ignore[attr-defined]
+    assert [ENDS.returned(held(), opts, 1).keep for opts in (own, ONCE)] == ["own", ENDS.rule_completed]
     assert [ENDS.failed(held(), opts, "", "unknown").keep for opts in (own, ONCE)] == ["own too", ENDS.rule_failed]  # type: ignore[attr-defined]
 
 

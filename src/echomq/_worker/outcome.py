@@ -131,7 +131,7 @@ class Ends:
         rules = keep_rule(keep_completed, KEEP_COMPLETED), keep_rule(keep_failed, KEEP_FAILED)
         return cls(*rules, delays, kinds, dead_letters, frozenset(letters_of), telling, max_bytes)
 
-    def returned(self, held: Held, options: RunOptions, value: object) -> Outcome:
+    def returned(self, held: Held, options: RunOptions, value: object) -> Completed:
         """The handler returned. A result that has no JSON form never causes a second run: the work was done."""
         done = value if type(value) is Encoded else encoded(value)
         most = held.max_bytes or self.max_bytes
@@ -197,7 +197,7 @@ class Ends:
         """The run was told to stop, by us: its job goes back."""
         return GivenBack(held.job.id, held.token, held.called)
 
-    def _completed(self, held: Held, value: bytes, keep: str, error: str | None = None) -> Outcome:
+    def _completed(self, held: Held, value: bytes, keep: str, error: str | None = None) -> Completed:
         forward = None if self.telling is None else self._forward(held, "completed", error=error)
         return Completed(held.job.id, held.token, value, keep, error, forward)
 

@@ -522,6 +522,14 @@ class Pump:
         other = self._without_result(held, outcome, str(error))
         if other is not None:
             self._ended.append((held, other))
+            logger.warning(
+                "job %s (%s) of queue %s completes without its result: %s",
+                held.job.id,
+                held.job.name,
+                self._keys.queue,
+                error,
+                extra=about(self._keys.queue, held.job.id, held.job.name),
+            )
             return
         held.hold = Hold.LOST  # nothing can be said of it; once its lock has expired, it is looked at again
         self._table.drop(held)

@@ -89,7 +89,10 @@ class Runner:
             return None
         if held.cancel_reason is not None:  # whatever it returned: who has cancelled it counts on that
             return self._cancelled(held, options, held.cancel_reason)
-        return self._ends.returned(held, options, value)
+        outcome = self._ends.returned(held, options, value)
+        if outcome.error is not None:
+            self._log(logging.WARNING, held, None, "completes without its result: %s", outcome.error)
+        return outcome
 
     def _skipped(self, held: Held, options: RunOptions, late: float) -> Outcome:
         self._log(logging.WARNING, held, None, "is %.3f s late and is skipped, as its schedule wants", late)

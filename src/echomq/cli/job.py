@@ -312,6 +312,7 @@ def record(job: Job[Any]) -> dict[str, Any]:
         "finished_on": utc(job.finished_on),
         "processed_by": job.processed_by,
         "scheduled_for": utc(job.scheduled_for),
+        "result_error": job.result_error,
         "failed_reason": job.failed_reason,
         "failure_kind": job.failure_kind,
         "skipped": job.skipped,
@@ -363,8 +364,11 @@ def _lines(job: Job[Any]) -> Iterator[str]:
         ("progress", _json(values["progress"]) if values["progress"] is not None else None),
         (
             "result",
-            _json(values["return_value"]) if job.state == "completed" and "return_value" not in broken else None,
+            _json(values["return_value"])
+            if job.state == "completed" and "return_value" not in broken and job.result_error is None
+            else None,
         ),
+        ("lost result", _harmless(job.result_error)),
         *(("cannot be read", _harmless(text)) for text in broken.values()),
     ]
     for label, text in rows:
