@@ -80,6 +80,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "unrecoverable": lambda: Unrecoverable("stolen"),
     "later": lambda: RetryLater(60, "not yet"),
     "limited": lambda: RateLimited(0.2),
+    "generator": lambda: GeneratorExit("closed"),
 }
 
 

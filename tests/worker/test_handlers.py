@@ -16,6 +16,7 @@ from echomq import Backoff, InvalidOption, Job, JobFailed, Queue, ResultUnavaila
 from echomq._redis import wire
 from tests.support.audit import audit
 from tests.support.server import Server
+from tests.support.wait import wait_until
 
 
 class BadStr(Exception):
@@ -99,6 +100,27 @@ HOSTILE: dict[str, Callable[[], BaseException]] = {
     "ten megabytes": lambda: ValueError("x" * 10_000_000),
     "lone surrogates": lambda: ValueError("half \ud83d of \x00 it"),
 }
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_whatever_an_awaited_future_raises_fails_its_job_and_nothing_else(name: str, server: Server) -> None:
+    async def handler(job: Job[Any]) -> str:
+        if job.name == "well":
+            return "well"
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[str] = loop.create_future()
+        error = HOSTILE[name]()
+        if name == "StopIteration":  # no future takes it
+            raise error
+        loop.call_soon(future.set_exception, error)
+        return await future
+
+    async with Queue("q", connection=server.url) as queue, Worker("q", handler, connection=server.url) as worker:
+        bad = await queue.add("bad", {})
+        with pytest.raises(JobFailed):
+            await bad.result(timeout=10)
+        assert await (await queue.add("well", {})).result(timeout=10) == "well"
+        await wait_until(lambda: worker.stats.running == 0)
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])

@@ -199,6 +199,8 @@ REASONS = {
     "interrupt": "KeyboardInterrupt",
     "memory": "MemoryError: no more",
     "cancelled": "CancelledError",
+    "generator": "GeneratorExit: closed",
+    "stop": "StopIteration: 1",
     "unicode": "UnicodeDecodeError: 'utf-8' codec",
     "surrogate": r"ValueError: \\ud800",
     "object": "ValueError: <object object",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from echomq._store.codec import StoredJob
+from echomq._store.finish import Outcome
 from echomq.retry_policy import RetryPolicy
 
 FOR_CLEANING_UP: Final = 5.0
@@ -48,6 +49,7 @@ class Held:
         cancel_reason: why it is to end as cancelled, if somebody has asked for that.
         told: whether its handler was told of that.
         end: what its handler returned, or raised, where hooks are told of that.
+        outcome: of a run that was cut short, what it could not return itself.
         timed_out: whether its run took longer than it may.
     """
 
@@ -62,6 +64,7 @@ class Held:
         "job",
         "kill",
         "max_bytes",
+        "outcome",
         "reason",
         "renewed_at",
         "retry_policy",
@@ -90,6 +93,7 @@ class Held:
         self.cancel_reason: str | None = None
         self.told = False
         self.end: tuple[Any, BaseException | None] | None = None
+        self.outcome: Outcome | None = None
         self.timed_out = False
 
     @property

@@ -30,7 +30,7 @@ from echomq._store.codec import id_out
 from echomq._store.home import Home
 from echomq._worker import pipe
 from echomq._worker.held import Held
-from echomq._worker.outcome import Encoded
+from echomq._worker.outcome import Encoded, from_process
 from echomq.options import ProcessPool, shown
 
 Carry = Callable[[str, Sequence[Any]], Awaitable[Any]]
@@ -61,7 +61,7 @@ class _Work:
         held: the job.
         message: what a child gets.
         timeout: seconds that it may take once a child has it, or None.
-        ended: how it has ended.
+        ended: done when it has ended, with what it returned or raised; cancelled if that was our doing.
         child: that which has it.
         has_timed_out: whether it is killed for that.
         is_wanted: whether anybody still waits for it.
@@ -75,7 +75,7 @@ class _Work:
         self.held = held
         self.message = message
         self.timeout = timeout
-        self.ended: asyncio.Future[_End] = loop.create_future()
+        self.ended: asyncio.Future[tuple[_End | None, BaseException | None]] = loop.create_future()
         self.child: _Child | None = None
         self.has_timed_out = False
         self.is_wanted = True
@@ -188,19 +188,24 @@ class Processes:
         work = _Work(held, message, timeout, asyncio.get_running_loop())
         self._has(work)
         try:
-            return await work.ended
+            end, raised = await work.ended
         except asyncio.CancelledError:
-            if work.ended.done() and not work.ended.cancelled():
-                return work.ended.result()  # what ended before it was told to stop has ended well
-            work.kill()
-            if work.child is not None:
-                with contextlib.suppress(asyncio.CancelledError):  # who does not want to wait for its end need not
-                    await asyncio.shield(work.child.gone)
-            elif work in self._waiting:
-                self._waiting.remove(work)
-            raise
+            if not work.ended.done() or work.ended.cancelled():
+                work.kill()
+                if work.child is not None:
+                    with contextlib.suppress(asyncio.CancelledError):  # who does not want to wait for its end need not
+                        await asyncio.shield(work.child.gone)
+                elif work in self._waiting:
+                    self._waiting.remove(work)
+                raise
+            end, raised = work.ended.result()  # what ended before it was told to stop has ended well
         finally:
             work.has_ended()
+        if raised is not None:
+            # Here, not by the future: that takes no StopIteration, and a GeneratorExit would close the coroutine that waits.
+            raise _raisable(raised)
+        assert end is not None
+        return end
 
     async def close(self) -> None:
         """Asks the children to end, and kills those that do not. The jobs have been given back."""
@@ -277,6 +282,14 @@ class Processes:
                 child.begin([self._waiting.popleft()])
         self._refill()
 
+    def _first_waiting(self) -> _Work | None:
+        """The one that has waited longest, out of the line; None if nobody waits any more."""
+        while self._waiting:
+            work = self._waiting.popleft()
+            if not work.ended.done():  # else its task was told to stop, and has not come to leave the line
+                return work
+        return None
+
     def _without(self, child: _Child) -> None:
         self._children.discard(child)
         self._starting.discard(child)
@@ -319,8 +332,8 @@ class Processes:
             self._not_before = asyncio.get_running_loop().time() + pause
             if self._first is not None and not self._first.done():
                 self._first.set_exception(why)
-            elif self._waiting:
-                self._waiting.popleft().ended.set_exception(why)
+            elif (work := self._first_waiting()) is not None:
+                work.ended.set_result((None, why))
             else:
                 logger.error("queue %s: a process for its jobs could not be started: %s", self._keys.queue, why)
         elif child in self._idle and not self._closed:
@@ -442,8 +455,9 @@ class _Child(asyncio.Protocol):
             work: only if it is this that goes on there. If it has not begun, it waits again, and nobody is killed.
         """
         if work is not None and self._count > 1:
-            self._read_answers()
             self._pool.take_back(self._not_begun())
+            with contextlib.suppress(Exception):  # whatever it has written there
+                self._read_answers()  # after that: it begins no other any more, and what it has answered before can be read
         if work is None or work in self._works:
             self._killed = True
             self._end()
@@ -538,11 +552,12 @@ class _Child(asyncio.Protocol):
             if work.ended.done():
                 continue
             if work.has_timed_out:
-                work.ended.set_exception(TimeoutError(f"the run took longer than its timeout of {work.timeout:g} s"))
+                late = TimeoutError(f"the run took longer than its timeout of {work.timeout:g} s")
+                work.ended.set_result((None, late))
             elif self._killed:
                 work.ended.cancel()
             else:
-                work.ended.set_exception(crash)
+                work.ended.set_result((None, crash))
         self._pool.take_back(waiting)
         self._pool.ended(self, crash)
 
@@ -579,7 +594,7 @@ class _Child(asyncio.Protocol):
             self._has_ended((Encoded(text, error), misfit), None)
         elif kind == pipe.RAISED:
             _, told, self.memory = frame
-            self._has_ended(None, _not_stopping(pipe.told_again(told)))
+            self._has_ended(None, pipe.told_again(told))
         elif kind == pipe.CALL:
             _, number, verb, arguments = frame
             call = self._pool.call(verb, arguments)
@@ -596,10 +611,7 @@ class _Child(asyncio.Protocol):
     def _has_ended(self, end: _End | None, error: BaseException | None) -> None:
         work = self._works.pop(0)
         if not work.ended.done():
-            if end is not None:
-                work.ended.set_result(end)
-            elif error is not None:
-                work.ended.set_exception(error)
+            work.ended.set_result((end, error))
         work.has_ended()
 
     def _has_answered(self) -> None:
@@ -623,9 +635,13 @@ class _Child(asyncio.Protocol):
         self._transport.write(pipe.frame(pipe.REPLY, number, *answer))
 
 
-def _not_stopping(error: BaseException) -> BaseException:
-    """A future takes no StopIteration."""
-    return RuntimeError(str(error)) if isinstance(error, StopIteration) else error
+def _raisable(error: BaseException) -> BaseException:
+    """A coroutine cannot raise StopIteration; what is known of it stays what it was."""
+    if not issubclass(type(error), StopIteration):
+        return error
+    other = RuntimeError("the handler raised StopIteration")
+    other.__cause__ = from_process(error)
+    return other
 
 
 def _crash(code: int | None, told: str) -> errors.ProcessCrashed:

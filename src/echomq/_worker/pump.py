@@ -629,6 +629,10 @@ class Pump:
                 outcome = await self._run(held)
             elif held.hold is Hold.STOPPED:  # told to stop before its first step
                 outcome = GivenBack(held.job.id, held.token, started=False)
+        except GeneratorExit:
+            if asyncio.current_task(task.get_loop()) is not task:
+                raise  # the event loop is gone
+            outcome = held.outcome  # something that the handler awaited raised it, which has closed the run
         except Exception:
             # A fault of ours. Nothing is known that could be stored: its lock expires, and the sweep counts that.
             logger.exception(

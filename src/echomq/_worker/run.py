@@ -64,9 +64,12 @@ class Runner:
         except GeneratorExit as error:
             if not _loop_runs():
                 raise  # nobody raised it: the event loop is gone, and there is nobody left to tell
-            return self._raised(held, options, error)
+            # Kept: if it came from something that the handler awaits, it closes us, and nobody gets what we return.
+            held.outcome = self._raised(held, options, error)
+            return held.outcome
         except BaseException as error:  # SystemExit and the like are this job's outcome, never the worker's
-            return self._raised(held, options, error)
+            held.outcome = self._raised(held, options, error)  # as above: a handler's way of being closed
+            return held.outcome
         return self._returned(held, options, value)
 
     def _prevented(self, held: Held, options: RunOptions, deferred: bytes | None, late: float | None) -> Outcome | None:
