@@ -23,6 +23,9 @@ _WHOLE: Final = re.compile(r"-?[1-9][0-9]{15,}")
 _EXACT: Final = 2**53
 _PLAIN: Final = frozenset({int, str, bool, float})
 _MOST_ERRORS: Final = 3
+_OF_JSON: Final = re.compile(r"(?<=got `)object(?=`)|(?<=[` ])(?:array|null)(?=[` ])")
+_IN_PYTHON: Final = {"object": "dict", "array": "list", "null": "None"}
+"""msgspec has JSON's names for what stands there; an expected object may be a class's."""
 
 
 class Misfit(ValueError):
@@ -331,7 +334,7 @@ def _parts_of(error: msgspec.ValidationError) -> tuple[list[str], str]:
     steps = _STEP.findall(path)
     if isinstance(error.__cause__, _Told):
         return steps + error.__cause__.steps, error.__cause__.reason
-    return steps, reason
+    return steps, _OF_JSON.sub(lambda name: _IN_PYTHON[name[0]], reason)
 
 
 def _named(key: object) -> str:

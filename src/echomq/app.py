@@ -558,6 +558,8 @@ def _shared(
 ) -> SharedSlots:
     if strict and not given:
         raise InvalidOption("strict=True: name the queues, the first comes first")
+    if strict and weights:
+        raise InvalidOption(f"weights={shown(weights)}, strict={shown(strict)}: give one of them")
     slots = SharedSlots(size, weights=weights, strict=given if strict else None)
     strange = [name for name in weights or () if name not in names]
     if strange:

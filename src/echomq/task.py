@@ -218,7 +218,7 @@ class Task(Generic[P, R]):
 
         Raises:
             TypeError, EncodingError: as ``enqueue``; nothing was added.
-            InvalidOption: there is no iterable, or they are of different lengths; nothing was added.
+            InvalidOption: there is no iterable, or what is none, or they are of different lengths; nothing was added.
             BulkAddError: it stopped half-way; says which jobs were added.
 
         Example:
@@ -235,12 +235,20 @@ class Task(Generic[P, R]):
         return [self._returning(job) for job in await queue.add_bulk(specs)]
 
     def _rows(self, iterables: tuple[Iterable[Any], ...]) -> Iterator[tuple[Any, ...]]:
+        for position, values in enumerate(iterables, 1):
+            try:
+                iter(values)
+            except TypeError:
+                raise InvalidOption(
+                    f"task {self.name!r}: map takes iterables of arguments, and number {position} is {shown(values)}; "
+                    f"for one job write {self.name}.enqueue(…)"
+                ) from None
         rows = zip_longest(*iterables, fillvalue=UNSET)
         for number, row in enumerate(rows):
             ended = [position for position, value in enumerate(row, 1) if value is UNSET]
             if ended:
                 raise InvalidOption(
-                    f"task {self.name!r}: map got iterables of different lengths: number {ended[0]} has only {number} values; "
+                    f"task {self.name!r}: map got iterables of different lengths: number {ended[0]} has only {_values(number)}; "
                     "give what is the same for all jobs by its name"
                 )
             yield row
@@ -412,7 +420,7 @@ class Task(Generic[P, R]):
         try:
             wanted.convert(msgspec.to_builtins(value, enc_hook=plain_scalar))
         except Misfit as error:
-            return f"{error}; it is annotated with {wanted.hint!r:.80}"
+            return f"{error}; it is annotated with {_spelled(wanted.hint):.80}"
         except Exception:  # the encoder says what is wrong with it, if anything is
             return None
         return None
@@ -685,3 +693,14 @@ def _carrier(name: str, annotation: Any) -> Callable[[], None]:
 
     carrier.__annotations__ = {name: annotation}
     return carrier
+
+
+def _values(number: int) -> str:
+    return "1 value" if number == 1 else f"{number} values"
+
+
+def _spelled(hint: Any) -> str:
+    """A type as programs write it."""
+    if hint is _NOTHING:
+        return "None"
+    return hint.__qualname__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)

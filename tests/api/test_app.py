@@ -292,7 +292,7 @@ async def test_a_result_that_does_not_fit_its_annotation_is_logged(
         if why is None:
             assert await job.result(timeout=10) == [7]
         else:
-            with pytest.raises(ResultUnavailable, match="Expected `int`, got `str`"):
+            with pytest.raises(ResultUnavailable, match=r'Expected `int`, got `str` .*; it is \["seven"\]$'):
                 await job.result(timeout=10)
     found = await job.refresh()
     assert found is not None
@@ -329,7 +329,9 @@ def test_what_fits_a_result(app: EchoMQ, value: object, fits: bool) -> None:
 
     assert (seat.misfit(value) is None) is fits
     assert (nothing.misfit(value) is None) is (value is None)
+    assert nothing.misfit(7) == "Expected `None`, got `int`; it is annotated with None"
     assert anything.misfit(value) is None
+    assert fits or str(seat.misfit(value)).endswith("; it is annotated with Seat")
 
 
 async def test_unrecoverable_uses_no_further_attempt(app: EchoMQ) -> None:

@@ -155,8 +155,14 @@ async def test_map_checks_every_row_before_it_adds_one(app: EchoMQ) -> None:
     @app.task(queue="seats")
     async def enroll(learner: int, course: str) -> None: ...
 
-    with pytest.raises(InvalidOption, match=r"number 2 has only 1 values; give what is the same for all"):
+    with pytest.raises(InvalidOption, match=r"number 2 has only 1 value; give what is the same for all"):
         await enroll.map([1, 2], ["redis"])
+    with pytest.raises(
+        InvalidOption, match=r"task 'enroll': map takes iterables .* number 1 is 3; .* enroll\.enqueue\("
+    ):
+        await enroll.map(3, course="redis")  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match=r"task 'enroll': map takes iterables"):
+        enroll.sync.map(3, course="redis")  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="map needs an iterable"):
         await enroll.map(course="redis")
     with pytest.raises(TypeError, match="argument learner='seven'"):

@@ -140,6 +140,9 @@ BAD: list[tuple[Any, Any, str]] = [
     (Annotated[int, pydantic.Field(gt=0)], 0, "value=0 of task 'take': Input should be greater than 0"),
     (Annotated[int, msgspec.Meta(gt=0)], 0, "value=0 of task 'take': Expected `int` >= 1"),
     (int, 1.5, "value=1.5 of task 'take': Expected `int`, got `float`"),
+    (str, ["a"], "value=['a'] of task 'take': Expected `str`, got `list`"),
+    (int | None, {}, "value={} of task 'take': Expected `int | None`, got `dict`"),
+    (list[int], None, "value=None of task 'take': Expected `list`, got `None`"),
     (int, "12", "value='12' of task 'take': Expected `int`, got `str`"),
     (Level, "bronze", "value='bronze' of task 'take': Invalid enum value 'bronze'"),
 ]

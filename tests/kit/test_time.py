@@ -70,6 +70,8 @@ async def test_the_clock_moves_by_what_was_asked_for(kit: Kit) -> None:
     for wrong in wrongs:
         with pytest.raises(InvalidOption, match="advance"):
             await kit.advance(**wrong)
+    with pytest.raises(InvalidOption, match=r"^advance by -3600 s: must be a time of more than 0"):
+        await kit.advance(hours=-1)
 
 
 async def test_a_delay_ends_at_its_moment(kit: Kit) -> None:

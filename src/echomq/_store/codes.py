@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from echomq.errors import JobNotFound
+
 JOB_GONE: Final = -1
 LOCK_GONE: Final = -2
 NOT_THERE: Final = -3
@@ -54,3 +56,10 @@ def is_stored(code: int | str) -> bool:
 def meaning(code: int | str) -> str:
     """What a code says, for logs and errors."""
     return code.removeprefix(_STORED_BUT) if isinstance(code, str) else WORDS.get(code, f"unknown code {code}")
+
+
+def gone(what: str) -> JobNotFound:
+    """The error for a job that is not there; ``what`` says which it is, and what was not done."""
+    return JobNotFound(
+        f"{what}: there is no such job; it has been removed, by somebody or by its retention, or never was"
+    )

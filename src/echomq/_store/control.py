@@ -7,11 +7,11 @@ from datetime import datetime
 from typing import Final, Protocol
 
 from echomq._store.codec import decode_id, duration_ms, event_field, id_out, moment_ms, state_in
-from echomq._store.codes import JOB_GONE, NOT_THERE, OTHER_OWNER, SCHEDULED, meaning
+from echomq._store.codes import JOB_GONE, NOT_THERE, OTHER_OWNER, SCHEDULED, gone, meaning
 from echomq._store.keys import QueueKeys
 from echomq._store.line import Line
 from echomq._store.schedule import advance as advance_schedule
-from echomq.errors import BrokenKey, JobLocked, JobNotFound, LockLost, ServerError, StateError
+from echomq.errors import BrokenKey, JobLocked, LockLost, ServerError, StateError
 from echomq.models import JobState
 from echomq.options import Duration, OnProgress
 
@@ -72,7 +72,7 @@ async def cancel(line: Line, job_id: str, reason: str) -> bool:
         await advance_schedule(line, job_id, int(now))
         now, code = await line.call("cancelJob-16", (id_out(job_id), reason, "1"))
     if code == JOB_GONE:
-        raise _gone(f"job {job_id!r} of queue {line.keys.queue!r}", "it is not cancelled")
+        raise gone(f"job {job_id!r} of queue {line.keys.queue!r} is not cancelled")
     return bool(code)
 
 
@@ -106,7 +106,7 @@ async def _change(line: Line, script: str, job_id: str, args: tuple[str, ...], d
 def _check_changed(line: Line, job_id: str, code: int, found: bytes, done: str, needed: str) -> None:
     name = f"job {job_id!r} of queue {line.keys.queue!r}"
     if code == JOB_GONE:
-        raise JobNotFound(f"{name} is not {done}: there is no such job; it was removed, or its retention removed it")
+        raise gone(f"{name} is not {done}")
     if code == NOT_THERE:
         state = state_in(found)
         where = "in no state" if state is None else state
@@ -169,12 +169,8 @@ async def _tell(line: Line, what: str, job_id: str, value: bytes, keep: str, run
             f"{name}: its {what} is not written: this run of it is over, or another worker has the job by now"
         )
     if answer == JOB_GONE:
-        raise _gone(name, f"its {what} is not written")
+        raise gone(f"{name}: its {what} is not written")
     return answer
-
-
-def _gone(name: str, what: str) -> JobNotFound:
-    return JobNotFound(f"{name}: {what}: there is no such job; it was removed, or its retention removed it")
 
 
 async def clear_logs(line: Line, job_id: str, keep: int) -> None:
@@ -183,7 +179,7 @@ async def clear_logs(line: Line, job_id: str, keep: int) -> None:
     while left > 0:
         _, left = await line.call("clearLogs-1", (id_out(job_id), str(keep)))
     if left == JOB_GONE:
-        raise _gone(f"job {job_id!r} of queue {line.keys.queue!r}", "its log is not cleared")
+        raise gone(f"job {job_id!r} of queue {line.keys.queue!r}: its log is not cleared")
 
 
 async def move_all(line: Line, origin: JobState, on_progress: OnProgress) -> int:

@@ -12,12 +12,12 @@ import msgspec
 from echomq._redis.wire import Argument, Reply
 from echomq._store.call import Patience, opened, read_command
 from echomq._store.codec import StoredJob, as_whole, id_out, state_in, state_out, to_moment
-from echomq._store.codes import JOB_GONE
+from echomq._store.codes import JOB_GONE, gone
 from echomq._store.keys import QueueKeys
 from echomq._store.line import Line
 from echomq._store.names import scan
 from echomq.connection import Hub
-from echomq.errors import InvalidOption, JobNotFound
+from echomq.errors import InvalidOption
 from echomq.models import JobState, Logs, MetricsPoint, MetricsSeries
 from echomq.options import shown
 
@@ -215,10 +215,7 @@ async def logs(line: Line, job_id: str, start: int, end: int, *, newest_first: b
         assert isinstance(reply, list)
         count, lines = reply[0], reply[1:]
         if count == JOB_GONE:
-            raise JobNotFound(
-                f"job {job_id!r} of queue {line.keys.queue!r} has no log: there is no such job; it was removed, or its "
-                "retention removed it"
-            )
+            raise gone(f"job {job_id!r} of queue {line.keys.queue!r} has no log")
         found += [text.decode("utf-8", "replace") for text in lines]  # type: ignore[union-attr]
         start += len(lines)
         if not lines or start >= count or (0 <= end < start):  # type: ignore[operator]

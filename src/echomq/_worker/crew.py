@@ -287,9 +287,9 @@ class Crew:
             if lane.done() and not self.pump.idle:  # by a fault: what is in hand must still be stored
                 lanes[position] = asyncio.create_task(self.pump.lane(), name="echomq pump")
         logger.info(
-            "worker %s stops; %d jobs have up to %g s to finish",
+            "worker %s stops; %s up to %g s to finish",
             self._plan.name,
-            self.pump.handlers,
+            "1 job has" if self.pump.handlers == 1 else f"{self.pump.handlers} jobs have",
             self._plan.shutdown_timeout,
         )
         await self._until_quiet(self._plan.shutdown_timeout, running_only=True, unless_hurried=True)
