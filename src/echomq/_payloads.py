@@ -12,6 +12,7 @@ import abc
 import asyncio
 import base64
 import binascii
+import contextlib
 import hashlib
 import os
 import re
@@ -29,7 +30,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 import msgspec
 
 from echomq.errors import InvalidOption, PayloadUnreadable, StoreUnavailable
-from echomq.options import MAX_BYTES, MAX_COUNT, check_whole, shown
+from echomq.options import MAX_BYTES, MAX_COUNT, Duration, check_whole, shown, to_seconds
 
 KEY: Final = "$echomq"
 _MARK: Final = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"\$echomq"[ \t\r\n]*:')
@@ -40,6 +41,7 @@ _INLINE_INFLATED: Final = 1024 * 1024
 """Bytes up to which it may grow there."""
 
 _MOST_THREADS: Final = 32
+_LIMIT: Final = 60.0
 _GROWTH: Final = 512
 """Bytes that the codecs before a store may add at most to what is small."""
 
@@ -387,6 +389,8 @@ class Offloaded(Codec):
     Args:
         store: a ``FileStore``, an ``S3Store``, or a ``PayloadStore`` of your own.
         above: bytes up to which a payload stays in the job.
+        timeout: seconds, or a ``timedelta``, that the store has to take or give one. Then it counts as one that does not answer.
+            It is meant for a store that hangs, so it should be longer than what the store's own time-outs add up to.
 
     Example:
         >>> app = EchoMQ(codec=[Compressed(), Offloaded(FileStore("/mnt/payloads"))])
@@ -394,14 +398,15 @@ class Offloaded(Codec):
 
     name = "store"
 
-    def __init__(self, store: PayloadStore, *, above: int = 64 * 1024) -> None:
+    def __init__(self, store: PayloadStore, *, above: int = 64 * 1024, timeout: Duration = 60) -> None:
         if not isinstance(store, PayloadStore):
             raise InvalidOption(f"store={shown(store)}: must be a FileStore, an S3Store, or a PayloadStore of your own")
         self.store = store
         self.above: int = check_whole(above, "above", least=0, most=MAX_COUNT)
+        self.timeout: float = to_seconds(timeout, "timeout", least=0.001)
 
     def __repr__(self) -> str:
-        return f"Offloaded({self.store!r}, above={self.above})"
+        return f"Offloaded({self.store!r}, above={self.above}, timeout={self.timeout:g})"
 
     def encode(self, body: bytes) -> tuple[bytes, dict[str, Any]] | None:
         """Nothing, and where the bytes are; None if they are few."""
@@ -451,21 +456,52 @@ class _Envelope(msgspec.Struct, rename={"wrapped": KEY}):
 _envelopes: Final = msgspec.json.Decoder(_Envelope)
 
 
+class _Work:
+    """What a thread is to do.
+
+    Attributes:
+        do: does it. Raises nothing.
+        wanted: whether anybody still waits for it.
+        began: the moment (monotonic) at which a thread has begun with it.
+    """
+
+    __slots__ = ("began", "do", "wanted")
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        self.do = do
+        self.wanted = True
+        self.began: float | None = None
+
+
 class _Threads:
     """Threads for what waits for a store: of its own, so that a store which hangs holds up nothing else.
 
-    They are daemons: nor does it keep the process from ending.
+    They are daemons: nor does it keep the process from ending. A thread that has waited too long is given up: another takes its
+    place. As long as none comes back, fewer and fewer do, and in the end one at a time, which finds out when the store is well.
+
+    Args:
+        store: what it is called.
+        limit: seconds that it has to answer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, store: str, limit: float) -> None:
         self.process: int = os.getpid()
-        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._store = store
+        self._limit = limit
+        self._queue: SimpleQueue[_Work] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads = 0
         self._idle = 0
+        self._begun: dict[_Work, float] = {}
+        self._given_up = 0
+        self._latest = 0.0
 
     async def run(self, function: Callable[[bytes], bytes], text: bytes) -> bytes:
-        """What the function makes of these bytes. Who is cancelled waits no longer; the function goes on."""
+        """What the function makes of these bytes. Who is cancelled waits no longer; what has begun goes on.
+
+        Raises:
+            StoreUnavailable: it has not ended in the time that it has, or no thread was free all that time.
+        """
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[bytes] = loop.create_future()
 
@@ -477,7 +513,7 @@ class _Threads:
             else:
                 ended.set_result(made or b"")
 
-        def work() -> None:
+        def do() -> None:
             made, error = None, None
             try:
                 made = function(text)
@@ -488,22 +524,61 @@ class _Threads:
             except RuntimeError:
                 pass  # the loop has closed
 
+        work, asked = _Work(do), time.monotonic()
+        try:
+            self._queue.put(work)
+            self._see_to_threads()
+            while not ended.done():
+                # As long as others are done one after the other, its turn will come.
+                since = work.began or max(asked, self._latest)
+                left = since + self._limit - time.monotonic()
+                if left <= 0:
+                    work.wanted = False
+                    self._see_to_threads()
+                    raise StoreUnavailable(f"{self._store} has not answered within {self._limit:g} s")
+                await asyncio.wait({ended}, timeout=left)
+            return ended.result()
+        finally:
+            work.wanted = False
+            if not ended.cancel():
+                ended.exception()  # which is no news, if nobody waits any more
+
+    def _see_to_threads(self) -> None:
+        """Gives up those that have waited too long, and starts as many as there is work for."""
         with self._lock:
-            self._work.put(work)
-            if self._idle < self._work.qsize() and self._threads < _MOST_THREADS:
+            late = time.monotonic() - self._limit
+            for work in [work for work, began in self._begun.items() if began <= late]:
+                del self._begun[work]
+                self._threads -= 1
+                self._given_up += 1
+            most = max(_MOST_THREADS - self._given_up, 1)
+            for _ in range(min(self._queue.qsize() - self._idle, most - self._threads)):
+                threading.Thread(target=self._serve, name="echomq-payloads", daemon=True).start()
                 self._threads += 1
-                threading.Thread(target=self._serve, name=f"echomq-payloads-{self._threads}", daemon=True).start()
-        return await ended
+                self._idle += 1
 
     def _serve(self) -> None:
-        while True:
-            with self._lock:
-                self._idle += 1
-            work = self._work.get()
+        while self._has_served(self._queue.get()):
+            pass
+
+    def _has_served(self, work: _Work) -> bool:
+        """Whether its thread goes on: it was not given up meanwhile."""
+        if work.wanted:
             with self._lock:
                 self._idle -= 1
-            work()
-            del work  # which holds on to a payload
+                self._begun[work] = work.began = time.monotonic()
+            work.do()
+            with self._lock:
+                self._latest = time.monotonic()
+                if self._begun.pop(work, None) is None:
+                    self._given_up = max(self._given_up - 1, 0)
+                    return False
+                self._given_up = 0
+                self._idle += 1
+            if self._queue.qsize() > self._idle:  # it was alone with the work while the store was away
+                with contextlib.suppress(RuntimeError):  # the process ends, or can have no more threads
+                    self._see_to_threads()
+        return True
 
 
 class Payloads:
@@ -614,7 +689,9 @@ class Payloads:
     def _in_thread(self, function: Callable[[bytes], bytes], text: bytes) -> Coroutine[Any, Any, bytes]:
         threads = self._threads
         if threads is None or threads.process != os.getpid():  # a fork has none of them
-            threads = self._threads = _Threads()
+            store = next((one for one in self.codecs if isinstance(one, Offloaded)), None)
+            called, limit = ("a codec", _LIMIT) if store is None else (repr(store.store), store.timeout)
+            threads = self._threads = _Threads(called, limit)
         return threads.run(function, text)
 
     def is_elsewhere(self, stored: bytes) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +31,7 @@ from echomq import (
     StoreUnavailable,
     Worker,
 )
+from echomq._payloads import Payloads
 from echomq._worker import payloads
 from echomq.payloads import Codec, Compressed, Encrypted, FileStore, Offloaded, PayloadStore, collect
 from tests.api import payload_tasks
@@ -677,3 +679,90 @@ async def test_a_store_that_hangs_holds_up_nothing_else(url: str) -> None:
             await asyncio.to_thread(lambda: None)  # the threads of everybody else
             hang.set()
             assert [await job.result(timeout=20) for job in held_up] == [DATA] * 40
+
+
+class Stuck(Memory):
+    """A store whose calls do not come back, also when it is well again: as over a connection that is silently dead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stuck = False
+        self.calls = 0
+        self.over = threading.Event()
+
+    def put(self, key: str, body: bytes) -> None:
+        self._hang()
+        super().put(key, body)
+
+    def get(self, key: str) -> bytes:
+        self._hang()
+        return super().get(key)
+
+    def _hang(self) -> None:
+        if self.stuck:
+            self.calls += 1
+            self.over.wait()
+
+
+@pytest.fixture
+def stuck() -> Iterator[Stuck]:
+    store = Stuck()
+    yield store
+    store.over.set()
+
+
+async def test_a_store_that_never_comes_back_is_one_that_does_not_answer(url: str, stuck: Stuck) -> None:
+    async with Queue("q", connection=url, codec=Offloaded(stuck, above=100, timeout=0.5)) as queue:
+        jobs = await queue.add_bulk([JobSpec("echo", DATA)] * 40)  # more than there are threads
+        stuck.stuck = True
+        with pytest.raises(StoreUnavailable, match=r"Stuck object .* has not answered within 0\.5 s"):
+            await queue.add("echo", DATA)
+        async with Worker(queue, echo, concurrency=50):
+
+            async def all_wait() -> bool:
+                return (await queue.counts())["delayed"] == len(jobs)
+
+            await wait_until(all_wait)
+            stuck.stuck = False
+            assert [await job.result(timeout=30) for job in jobs] == [DATA] * 40
+        assert {(await job.refresh()).attempts_made for job in jobs} == {1}  # type: ignore[union-attr]
+
+
+async def test_threads_of_those_who_wait_no_longer_are_given_up_too(stuck: Stuck) -> None:
+    payloads = Payloads([Offloaded(stuck, above=1, timeout=0.2)])
+    stored = [await payloads.encode(b"[%d]" % number) for number in range(40)]
+    stuck.stuck = True
+    reading = [asyncio.create_task(payloads.decode(one)) for one in stored]
+
+    async def all_threads_are_stuck() -> bool:
+        return stuck.calls == 32
+
+    await wait_until(all_threads_are_stuck)
+    for task in reading:
+        task.cancel()
+    await asyncio.wait(reading)
+    for calls in (33, 34, 35):  # one thread at a time finds out
+        with pytest.raises(StoreUnavailable):
+            await payloads.decode(stored[0])
+        assert stuck.calls <= calls
+    stuck.stuck = False
+
+    async def is_well() -> bool:
+        try:
+            return await payloads.decode(stored[0]) == b"[0]"
+        except StoreUnavailable:
+            return False
+
+    await wait_until(is_well)
+    assert await asyncio.gather(*map(payloads.decode, stored)) == [b"[%d]" % number for number in range(40)]
+
+
+async def test_who_waits_for_a_turn_has_time_as_long_as_the_store_answers() -> None:
+    class Slow(Memory):
+        def get(self, key: str) -> bytes:
+            time.sleep(0.3)
+            return super().get(key)
+
+    payloads = Payloads([Offloaded(Slow(), above=1, timeout=1)])
+    stored = [await payloads.encode(b"[%d]" % number) for number in range(150)]
+    assert len(await asyncio.gather(*map(payloads.decode, stored))) == 150
