@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, TypeVar, get_args
 import msgspec
 
 from echomq._log import about, logger, running_job
+from echomq._worker.beside import called, error_of
 from echomq.errors import InvalidOption
 from echomq.job import Job
 from echomq.options import shown
@@ -86,13 +87,11 @@ class Hooks:
     def tell(self, event: RunEvent) -> None:
         """Calls plain hooks here and now, and lets ``async`` ones run beside."""
         for hook in self._by_kind.get(event.kind, ()):
-            try:
-                made = hook(event)
-            except Exception as error:
+            made, error = called(hook, event)
+            if error is not None:
                 _log(hook, event, error)
-            else:
-                if inspect.iscoroutine(made):
-                    self._beside(made, hook, event)
+            elif inspect.iscoroutine(made):
+                self._beside(made, hook, event)
 
     async def rest(self) -> None:
         """Waits for those that go on, for a while, then cancels them."""
@@ -122,13 +121,12 @@ class Hooks:
 
 async def _ended(made: Coroutine[Any, Any, object], hook: Hook, event: RunEvent) -> None:
     running_job.set(event.job)
-    try:
-        await made
-    except Exception as error:
+    error = await error_of(lambda: made)
+    if error is not None:
         _log(hook, event, error)
 
 
-def _log(hook: object, event: RunEvent, error: Exception) -> None:
+def _log(hook: object, event: RunEvent, error: BaseException) -> None:
     job = event.job
     logger.error(
         "job %s (%s) of queue %s: the hook %s for %r has raised; nothing else is changed",

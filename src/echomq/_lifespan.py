@@ -14,6 +14,7 @@ from echomq._hooks import Hooks, RunEvent, RunEventKind
 from echomq._injection import Providers, Recipe, Values, made_for_all
 from echomq._log import logger
 from echomq._store.home import Home
+from echomq._worker.beside import cancellations, error_of, is_its_own
 from echomq._worker.held import Held
 from echomq._worker.hooks import Told
 from echomq._wrapping import Wrapping
@@ -147,25 +148,28 @@ class _Stretch:
         recipes = self._providers.recipes(self._app.tasks)  # what is wrong there is said before anything is started
         here = {name: recipe for name, recipe in recipes.items() if not self._app.tasks[name].process}
         inside: list[AbstractAsyncContextManager[Any]] = []
+        before = cancellations()
         try:
             for entered in self._entered:
                 self._at = f"lifespan {_name(entered)!r}"
                 await _enter(entered(self._app), inside)
             wrap = await self._wrapped(here, inside)
             self._around = Around(wrap, None if self._hooks is None else functools.partial(_tell, self._hooks))
-        except Exception as error:
+        except BaseException as error:
+            its_own = is_its_own(error, before)
             await self._leave(inside)
+            if not its_own:
+                raise
             raise _failed(_STARTUP, self._at, error) from error
-        except BaseException:
-            await self._leave(inside)
-            raise
         self._is_ready.set()
         try:
             await self._stop.wait()
         finally:
-            if self._hooks is not None:
-                await self._hooks.rest()
-            unstopped = await self._leave(inside)
+            try:
+                if self._hooks is not None:
+                    await self._hooks.rest()
+            finally:
+                unstopped = await self._leave(inside)
             if unstopped is not None:
                 raise _failed(_SHUTDOWN, "", unstopped) from unstopped
 
@@ -182,15 +186,26 @@ class _Stretch:
             return _as_it_is
         return functools.partial(Wrapping, recipes, values, around)
 
-    async def _leave(self, inside: list[AbstractAsyncContextManager[Any]]) -> Exception | None:
-        """Leaves each in order, the last first, whatever became of the others. Returns the first error."""
-        first: Exception | None = None
+    async def _leave(self, inside: list[AbstractAsyncContextManager[Any]]) -> BaseException | None:
+        """Leaves each in order, the last first, whatever became of the others. Returns the first error.
+
+        To be cancelled meanwhile cancels the one that is being left; it is raised when all have been.
+        """
+        first: BaseException | None = None
+        sent: BaseException | None = None
         for one in reversed(inside):
             try:
-                await one.__aexit__(None, None, None)
-            except Exception as error:
-                logger.exception("%r: its lifespan could not be stopped in order", self._app)
-                first = first or error
+                error = await error_of(one.__aexit__, None, None, None)
+            except GeneratorExit:
+                raise  # the event loop is gone: nothing can be waited for
+            except BaseException as meant_for_us:
+                sent = sent or meant_for_us
+            else:
+                if error is not None:
+                    logger.error("%r: its lifespan could not be stopped in order", self._app, exc_info=error)
+                    first = first or error
+        if sent is not None:
+            raise sent
         return first
 
 
@@ -209,7 +224,7 @@ def _as_it_is(route: Route) -> Route:
     return route
 
 
-def _failed(phase: str, at: str, error: Exception) -> LifespanFailed:
+def _failed(phase: str, at: str, error: BaseException) -> LifespanFailed:
     what = f"the app could not be started, at {at}" if phase == _STARTUP else "the app could not be stopped in order"
     return LifespanFailed(f"{what}: {type(error).__name__}{f': {error}' if str(error) else ''}", phase=phase)
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from echomq._log import about, logger
+from echomq._worker.beside import error_of
 from echomq.errors import InvalidOption
 from echomq.job import Job
 from echomq.options import JobSpec, shown
@@ -148,15 +149,15 @@ class _Between:
         return result
 
     async def _after(self, job: Job[Any], outcome: RunOutcome) -> None:
-        try:
-            await self._middleware.after(job, outcome)
-        except Exception:
-            logger.exception(
+        error = await error_of(self._middleware.after, job, outcome)
+        if error is not None:
+            logger.error(
                 "job %s (%s) of queue %s: the middleware %r has raised after its run",
                 job.id,
                 job.name,
                 job.queue_name,
                 self._middleware,
+                exc_info=error,
                 extra=about(job.queue_name, job.id, job.name),
             )
 

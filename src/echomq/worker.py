@@ -19,7 +19,6 @@ from echomq._payloads import CodecOption, Payloads
 from echomq._redis.client import Link
 from echomq._redis.heartbeat import HeartbeatLink
 from echomq._store.call import Lane, Patience, opened
-from echomq._store.codec import decode_json
 from echomq._store.forward import Destination
 from echomq._store.home import Home
 from echomq._store.keep import take_from_dead
@@ -30,7 +29,7 @@ from echomq._telemetry import Guard, TelemetryOption
 from echomq._worker.crew import Crew, Plan
 from echomq._worker.executors import Threads, is_async, loading
 from echomq._worker.held import FOR_CLEANING_UP, Held
-from echomq._worker.hooks import Listener, Told
+from echomq._worker.hooks import Listener, Told, read_back
 from echomq._worker.outcome import Encoded
 from echomq._worker.payloads import Decoded
 from echomq._worker.presence import worker_name
@@ -362,6 +361,7 @@ class Worker:
             UnsupportedServer: this server cannot be used.
             LifespanFailed: the ``lifespan`` of its app could not be started, or not be stopped in order.
             OutcomesNotStored: the server was away while the worker stopped; names the jobs, which will run again.
+            StateError: it has ended although nobody has stopped it: something has cancelled one of its own tasks.
         """
         await self._wait_for(self._session if self.is_running and self._session else self._start())
 
@@ -371,7 +371,7 @@ class Worker:
         What waits is waited for as long as it takes: if the queue is paused or its limit is used up, until that is over.
 
         Raises:
-            UnsupportedServer, LifespanFailed, OutcomesNotStored: as ``run``.
+            UnsupportedServer, LifespanFailed, OutcomesNotStored, StateError: as ``run``.
         """
         session = self._session if self.is_running and self._session else self._start(until_empty=True)
         session.stop_when_empty()
@@ -501,6 +501,10 @@ class Worker:
             raise asyncio.CancelledError
         if left:
             raise OutcomesNotStored(left)
+        if session.was_cancelled:
+            raise StateError(
+                f"worker {self.name!r} was not stopped, but its task was cancelled: look for what cancels all tasks"
+            )
 
 
 class _Session:
@@ -584,6 +588,11 @@ class _Session:
         job = running_job.get()
         return job is not None and job._home is self._home
 
+    @property
+    def was_cancelled(self) -> bool:
+        """Whether it has ended in another way than by being told to."""
+        return self.task.cancelled() and not self._stop.is_set()
+
     def result(self) -> list[str]:
         """Ids of jobs whose outcome was not stored. What ended the session is raised once, to the first who asks."""
         if self._told:
@@ -620,7 +629,7 @@ class _Session:
             blocking = await hub.new_link(client_name=client_name)
             heartbeat = HeartbeatLink(await hub.settings())
             call: _Caller = _Calls(worker._processor, self._route, self._home, threads, processes, self._overruns)
-            listener = None if self._tell is None else Listener(functools.partial(self._tell, self._home))
+            listener = None if self._tell is None else Listener(worker.queue, functools.partial(self._tell, self._home))
             if listener is not None:
                 call = listener.calls(call)
             if worker._payloads is not None:
@@ -655,8 +664,10 @@ class _Session:
         finally:
             threads.close()
             try:
-                await processes.close()
-                await around.aclose()
+                try:
+                    await processes.close()
+                finally:
+                    await around.aclose()
             finally:
                 if commands is not None:
                     await commands.close()
@@ -677,6 +688,10 @@ class _Session:
                 entering.cancel()
                 await asyncio.wait({entering})
         if entering.cancelled():
+            if not self._stop.is_set():
+                raise StateError(
+                    f"worker {self._worker.name!r} was not stopped, but the start of its app was cancelled"
+                )
             return False
         found = entering.result()
         if self._route is not None:
@@ -839,7 +854,7 @@ class _Calls:
         async def run() -> Any:
             nonlocal found, seen, wrong
             found, wrong = await self._processes.run(held, (call.function, call.misfit), call.timeout)
-            seen = decode_json(found.text)
+            seen = read_back(self._home.keys.queue, held, found)
             return seen
 
         value = await call.around(run)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -123,6 +124,92 @@ async def test_an_error_in_a_hook_is_logged_and_changes_nothing(app: EchoMQ, cap
     assert len(records) == 4
     assert "(enroll) of queue seats: the hook" in records[0].getMessage()
     assert "breaks for 'started' has raised" in records[0].getMessage()
+
+
+def _cancelled() -> None:
+    done = asyncio.get_running_loop().create_future()
+    done.cancel()
+    done.result()
+
+
+def _exits() -> None:
+    raise SystemExit(3)
+
+
+def _generator_exits() -> None:
+    raise GeneratorExit
+
+
+@pytest.mark.parametrize("breaks", [_cancelled, _exits, _generator_exits])
+async def test_whatever_a_hook_raises_changes_nothing(
+    app: EchoMQ, breaks: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    runs: list[int] = []
+
+    @app.on("started", "completed")
+    def plain(_: RunEvent) -> None:
+        breaks()
+
+    @app.on("completed")
+    async def asynchronous(_: RunEvent) -> None:
+        breaks()
+
+    @app.task(queue="seats", attempts=2)
+    async def enroll(learner: int) -> int:
+        runs.append(learner)
+        return learner
+
+    async with app.worker("seats") as worker:
+        jobs = await enroll.map(range(5))
+        assert [await job.result(timeout=10) for job in jobs] == [0, 1, 2, 3, 4]
+        assert worker.is_running
+    assert runs == [0, 1, 2, 3, 4]
+    records = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(records) == 15
+    assert all("has raised; nothing else is changed" in record.getMessage() for record in records)
+
+
+async def test_a_hook_that_forks_leaves_no_second_worker(app: EchoMQ) -> None:
+    children: list[int] = []
+
+    @app.on("completed")
+    def forks(_: RunEvent) -> None:
+        child = os.fork()
+        if not child:
+            raise SystemExit(7)
+        children.append(child)
+
+    @app.task(queue="seats")
+    async def enroll() -> int:
+        return 7
+
+    async with app.worker("seats"):
+        assert await (await enroll.enqueue()).result(timeout=10) == 7
+        await wait_until(lambda: children)
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 7
+
+
+async def test_jobs_that_have_come_are_run_although_telling_of_others_fails(
+    app: EchoMQ, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.on("completed")
+    def never(_: RunEvent) -> None:
+        raise AssertionError
+
+    @app.task(queue="seats")
+    async def enroll(learner: int) -> int:
+        return learner
+
+    def breaks(*_: Any) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr("echomq._worker.hooks.Listener.stored", breaks)
+    async with app.worker("seats"):
+        jobs = await enroll.map(range(5))
+        assert [await job.result(timeout=10) for job in jobs] == [0, 1, 2, 3, 4]
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == [
+        f"hooks could not be told of job {job.id} (enroll)" for job in jobs
+    ]
 
 
 async def test_hooks_that_are_slower_than_jobs_hold_nothing_up(

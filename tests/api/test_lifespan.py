@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from echomq import EchoMQ, InvalidOption, LifespanFailed, Worker
+from echomq import EchoMQ, InvalidOption, LifespanFailed, StateError, Worker
 from tests.support.wait import wait_until
 
 
@@ -156,6 +156,78 @@ async def test_a_shutdown_that_fails_is_told_when_all_is_done(
             await (await app.tasks["first"].enqueue()).result(timeout=10)
     assert events == ["startup", "job", "shutdown"]
     assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+class Fatal(BaseException): ...
+
+
+@pytest.mark.parametrize("how", ["CancelledError", "SystemExit", "Fatal"])
+@pytest.mark.parametrize("when", ["startup", "shutdown"])
+async def test_whatever_one_raises_the_others_are_stopped(
+    app: EchoMQ, events: list[str], how: str, when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.lifespan
+    async def broken(_: EchoMQ) -> AsyncIterator[None]:
+        ping = asyncio.create_task(asyncio.sleep(3600))
+        if when == "startup":
+            await breaks(ping)
+        yield
+        await breaks(ping)
+
+    async def breaks(ping: asyncio.Task[None]) -> None:
+        ping.cancel()
+        if how == "Fatal":
+            raise Fatal
+        if how == "SystemExit":
+            raise SystemExit
+        await ping
+
+    with pytest.raises(LifespanFailed, match=how) as failure:
+        await app.worker("one").run_until_drained()
+    assert failure.value.phase == when
+    assert events == ["startup", "shutdown"]
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == (when == "shutdown")
+
+
+async def test_to_be_cancelled_twice_cancels_only_the_one_that_is_being_stopped(app: EchoMQ) -> None:
+    events: list[str] = []
+    stopping = asyncio.Event()
+
+    @app.lifespan
+    async def outer(_: EchoMQ) -> AsyncIterator[None]:
+        yield
+        events.append("outer")
+
+    @app.lifespan
+    async def endless(_: EchoMQ) -> AsyncIterator[None]:
+        yield
+        stopping.set()
+        await asyncio.sleep(3600)
+
+    async def use() -> None:
+        async with app.running():
+            pass
+
+    task = asyncio.create_task(use())
+    await stopping.wait()
+    for _ in range(2):
+        task.cancel()
+        await asyncio.sleep(0.01)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert events == ["outer"]
+
+
+async def test_a_worker_that_ends_although_nobody_stopped_it_says_so(app: EchoMQ, events: list[str]) -> None:
+    for name in ("echomq worker mine", "echomq pump"):
+        worker = app.worker("one", name="mine")
+        working = asyncio.create_task(worker.run())
+        await worker.ready()
+        next(task for task in asyncio.all_tasks() if task.get_name() == name).cancel()
+        with pytest.raises(StateError, match="was cancelled"):
+            await working
+        assert not worker.is_running
+    assert events == ["startup", "shutdown"] * 2
 
 
 async def test_a_worker_that_is_stopped_while_it_starts_cancels_that(app: EchoMQ) -> None:

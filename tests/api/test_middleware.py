@@ -16,6 +16,7 @@ from echomq import (
     Inject,
     InvalidOption,
     Job,
+    JobCancelled,
     JobFailed,
     JobSpec,
     Middleware,
@@ -155,6 +156,62 @@ async def test_an_error_in_after_is_logged_and_changes_nothing(url: str, caplog:
     [record] = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert f"job {job.id} (enroll) of queue seats: the middleware" in record.getMessage()
     assert record.exc_info is not None
+
+
+@pytest.mark.parametrize("how", ["cancelled", "exit"])
+async def test_whatever_after_raises_the_work_is_not_done_again(
+    url: str, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs: list[int] = []
+
+    class Breaks(Middleware):
+        async def after(self, job: Job[Any], outcome: RunOutcome) -> None:
+            if how == "exit":
+                raise SystemExit(3)
+            ping = asyncio.create_task(asyncio.sleep(3600))
+            ping.cancel()
+            await ping
+
+    async with EchoMQ(url, middleware=[Breaks()]) as app:
+
+        @app.task(queue="shop", attempts=2)
+        async def pay() -> int:
+            runs.append(1)
+            return 7
+
+        async with app.worker("shop"):
+            assert await (await pay.enqueue()).result(timeout=10) == 7
+    assert runs == [1]
+    [record] = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert "has raised after its run" in record.getMessage()
+
+
+async def test_a_job_that_is_cancelled_while_after_runs_ends_as_cancelled(url: str) -> None:
+    begun = asyncio.Event()
+    ended: list[BaseException] = []
+
+    class Slow(Middleware):
+        async def after(self, job: Job[Any], outcome: RunOutcome) -> None:
+            begun.set()
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError as error:
+                ended.append(error)
+                raise
+
+    async with EchoMQ(url, middleware=[Slow()]) as app:
+
+        @app.task(queue="shop")
+        async def pay() -> int:
+            return 7
+
+        async with app.worker("shop"):
+            job = await pay.enqueue()
+            await asyncio.wait_for(begun.wait(), 10)
+            await job.cancel("changed her mind")
+            with pytest.raises(JobCancelled, match="changed her mind"):
+                await job.result(timeout=10)
+    assert len(ended) == 1
 
 
 async def test_its_time_counts_towards_the_timeout_and_it_hears_of_the_end(url: str) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+from typing import Any
 
 import pytest
 
-from echomq import EchoMQ, InvalidOption, JobFailed, ProcessPool
+from echomq import EchoMQ, InvalidOption, Job, JobFailed, Middleware, ProcessPool, RunEvent, RunOutcome
 from echomq._in_process import InProcess
+from tests.support.wait import wait_until
 from tests.worker import process_school, process_tasks
 
 POOL = ProcessPool(size=1)
@@ -39,6 +41,40 @@ async def test_a_task_of_a_group_that_an_app_includes(url: str) -> None:
             points, process = await job.result(timeout=30)
             assert points == 10
             assert process != os.getpid()
+
+
+async def test_a_result_that_cannot_be_read_back_stops_nothing(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[object] = []
+    around: list[object] = []
+
+    class Around(Middleware):
+        async def after(self, job: Job[Any], outcome: RunOutcome) -> None:
+            around.append(outcome)
+
+    def too_deep(_: bytes) -> None:
+        raise ValueError("it is nested too deep to be read")
+
+    async with EchoMQ(url, middleware=[Around()]) as app:
+        give = app.task(process=True)(process_tasks.give)
+
+        @app.on("completed")
+        def hear(event: RunEvent) -> None:
+            told.append(event.result)
+
+        async with app.worker(processes=POOL) as worker:
+            assert await (await give.enqueue([[7]])).result(timeout=30) == [[7]]
+            monkeypatch.setattr("echomq._worker.hooks.decode_json", too_deep)
+            jobs = [await give.enqueue([[number]]) for number in range(2)]
+            assert [await job.result(timeout=30) for job in jobs] == [[[0]], [[1]]]
+            await wait_until(lambda: len(told) == 3)
+            assert worker.is_running
+    assert told == [[[7]], None, None]
+    assert around == [RunOutcome([[7]]), RunOutcome(), RunOutcome()]
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(lines) == 4
+    assert f"job {jobs[0].id} (give) of queue default: hooks and middleware are told nothing of its result" in lines[0]
 
 
 async def test_a_result_that_does_not_fit_is_said(url: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -39,7 +39,7 @@ from echomq._worker.run import Runner
 from echomq._worker.slots import Pool
 from echomq._worker.stalled import Sweeper
 from echomq._worker.trace import Tracer
-from echomq.errors import ConnectionLost, EchoMQError, InvalidOption, ServerUnavailable, Unrecoverable
+from echomq.errors import ConnectionLost, EchoMQError, InvalidOption, ServerUnavailable, StateError, Unrecoverable
 from echomq.models import FAILURE_KINDS
 from echomq.options import Backoff, BackoffStrategy, Keep, OnCrashLimit
 from echomq.retry_policy import RetryPolicy
@@ -245,7 +245,7 @@ class Crew:
                 await asyncio.wait(lanes)
                 await self._stop(lanes, blocking)
                 raise
-            except Exception:
+            except BaseException:
                 logger.exception("worker %s met an error of its own, and stops", self._plan.name)
                 await self._stop(lanes, blocking)
                 raise
@@ -269,6 +269,8 @@ class Crew:
         while not stopping.done() and not all(lane.done() for lane in lanes):
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in done - {stopping}:
+                if task.cancelled():  # not by us, and this very task was not: the event loop goes on
+                    raise StateError(f"its task {task.get_name()!r} was cancelled by somebody else")
                 task.result()  # a role does not end by itself: what it raises is a fault, and ends the worker loudly
 
     async def _leave(self) -> None:

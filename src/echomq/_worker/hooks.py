@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
+from echomq._log import about, logger
 from echomq._store.codec import decode_json
 from echomq._store.finish import Completed, Delayed, Failed, GivenBack, Outcome, RateLimited, Retry, Skipped
 from echomq._worker.held import Held
@@ -42,14 +43,33 @@ class Told(NamedTuple):
 _STARTED: Final = Told("started")
 
 
+def read_back(queue: str, held: Held, result: Encoded) -> Any:
+    """A result of another process, for who stands beside the job; None if it cannot be read, which is logged."""
+    try:
+        return decode_json(result.text)
+    except Exception as error:
+        job = held.job
+        logger.warning(
+            "job %s (%s) of queue %s: hooks and middleware are told nothing of its result, which cannot be read back: %s",
+            job.id,
+            job.name,
+            queue,
+            error,
+            extra=about(queue, job.id, job.name),
+        )
+        return None
+
+
 class Listener:
     """Follows runs, and tells of each that begins and of each outcome that is stored.
 
     Args:
+        queue: its name.
         tell: told of a job in our hands; must not raise, nor take long.
     """
 
-    def __init__(self, tell: Callable[[Held, Told], None]) -> None:
+    def __init__(self, queue: str, tell: Callable[[Held, Told], None]) -> None:
+        self._queue = queue
         self._tell = tell
 
     def calls(self, call: Callable[[Held], Awaitable[Any]]) -> Callable[[Held], Awaitable[Any]]:
@@ -74,7 +94,8 @@ class Listener:
         held.end = None
         kind = _KINDS[type(outcome)]
         if isinstance(outcome, Completed):
-            self._tell(held, Told(kind, decode_json(result.text) if type(result) is Encoded else result))
+            value = read_back(self._queue, held, result) if type(result) is Encoded else result
+            self._tell(held, Told(kind, value))
         elif isinstance(outcome, Failed):
             kind = "cancelled" if outcome.failure_kind == "cancelled" else kind
             self._tell(held, Told(kind, error=error, reason=outcome.reason))

@@ -352,8 +352,13 @@ class Pump:
                 raise
             self._asked(ask, len(turn.jobs) + len(turn.dropped))
             try:
-                await self._stored(ask.outcomes, turn)
-                await self._take_in(turn, ask.before)
+                stored, late = self._stored(ask.outcomes, turn)
+                fetched = self._take_in(turn, ask.before)  # at once: what is not in the table, nobody gives back
+                self._tell_hooks(stored)
+                if late:
+                    await self._store_late(late)
+                if fetched:
+                    await self._begin(fetched, ask.before)
                 self._fetched(turn, ask)
             except BaseException:  # this lane ends; another may ask again what has become of these
                 self._take_back(ask.outcomes)
@@ -435,7 +440,10 @@ class Pump:
             return True
         return self._stop_when_empty and self._drained
 
-    async def _stored(self, outcomes: list[tuple[Held, Outcome]], turn: Turn) -> None:
+    def _stored(
+        self, outcomes: list[tuple[Held, Outcome]], turn: Turn
+    ) -> tuple[list[tuple[Held, Outcome]], list[tuple[Held, Outcome]]]:
+        """What has been stored, and what came after its lock had expired."""
         late, stored = [], []
         for (held, outcome), code in zip(outcomes, turn.codes, strict=True):
             if code == codes.LOCK_GONE:
@@ -444,17 +452,28 @@ class Pump:
             self._in_call.pop(held.job.id + held.token, None)
             if codes.is_stored(code):
                 self._table.drop(held)
-                stored.append(outcome)
-                if self._hears is not None:
-                    self._hears(held, outcome)
+                stored.append((held, outcome))
                 if isinstance(code, str):
                     self._say_undone(held, code)
             else:
                 self._not_stored(held, outcome, code)
         if stored:
-            self._have_been_stored(stored, turn.now)
-        if late:
-            await self._store_late(late)
+            self._have_been_stored([outcome for _, outcome in stored], turn.now)
+        return stored, late
+
+    def _tell_hooks(self, stored: list[tuple[Held, Outcome]]) -> None:
+        if self._hears is None:
+            return
+        for held, outcome in stored:
+            try:
+                self._hears(held, outcome)
+            except Exception:  # a fault of ours, and no reason to stop
+                logger.exception(
+                    "hooks could not be told of job %s (%s)",
+                    held.job.id,
+                    held.job.name,
+                    extra=about(self._keys.queue, held.job.id, held.job.name),
+                )
 
     def _say_undone(self, held: Held, code: str) -> None:
         logger.warning(
@@ -546,15 +565,20 @@ class Pump:
             if self._in_call.pop(held.job.id + held.token, None) is not None:
                 self._ended.appendleft((held, outcome))
 
-    async def _take_in(self, turn: Turn, before: float) -> None:
+    def _take_in(self, turn: Turn, before: float) -> list[Held]:
+        """The jobs that have come are in our hands."""
         if not turn.jobs:
-            return
+            return []
         fetched = [Held(job, turn.token, before) for job in turn.jobs]
         for former in self._table.add(fetched):
             if former.hold is not Hold.ENDED:  # its lock had expired while we were away: its run is nobody's now
                 former.stop("LockLost: the job was fetched again", Hold.LOST)
         self._have_been_taken(fetched)
         self._running += len(fetched)
+        return fetched
+
+    async def _begin(self, fetched: list[Held], before: float) -> None:
+        """Their runs begin."""
         if lasting() - before > self._fresh_for:  # so old an answer may speak of locks that have expired
             await self._confirm()
         loop = asyncio.get_running_loop()

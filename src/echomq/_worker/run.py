@@ -11,6 +11,7 @@ from typing import Any
 from echomq._log import about, logger
 from echomq._store.codec import RunOptions, StoredJob, cancel_reason, too_late
 from echomq._store.finish import Failed, Outcome, Retry
+from echomq._worker.beside import loop_runs
 from echomq._worker.forked import leave_fork
 from echomq._worker.held import Held, Hold
 from echomq._worker.outcome import Ends, from_process, users_part
@@ -62,7 +63,7 @@ class Runner:
                 return self._ends.stopped(held)
             return self._raised(held, options, error)
         except GeneratorExit as error:
-            if not _loop_runs():
+            if not loop_runs():
                 raise  # nobody raised it: the event loop is gone, and there is nobody left to tell
             # Kept: if it came from something that the handler awaits, it closes us, and nobody gets what we return.
             held.outcome = self._raised(held, options, error)
@@ -172,11 +173,3 @@ class Runner:
             logger.log(level, text, *values, exc_info=shown, extra=extra)
         except BaseException:  # an exception that cannot even be printed; the job's outcome does not depend on it
             logger.log(level, text, *values, extra=extra)
-
-
-def _loop_runs() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
