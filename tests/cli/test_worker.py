@@ -306,6 +306,38 @@ async def test_a_lifespan_that_cannot_be_started_ends_it_and_says_why(
     assert 'raise ConnectionError("no database")' in log
 
 
+RECKLESS = """\
+import asyncio
+from echomq import EchoMQ
+
+app = EchoMQ()
+
+@app.task(queue="one")
+async def cancel(name):
+    for task in asyncio.all_tasks():
+        if task.get_name().startswith(name):
+            task.cancel()
+    await asyncio.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize("name", ["echomq worker", "echomq pump"])
+async def test_a_worker_that_nobody_has_stopped_ends_it_with_an_error(
+    start: Callable[..., Command], url: str, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "reckless.py").write_text(RECKLESS)
+    command = start("reckless:app", "--shutdown-timeout", "0")
+    await command.ready()
+    async with Queue("one", connection=url) as queue:
+        job = await queue.add("cancel", {"name": name})
+        code, events, log = command.end()
+        assert (code, [event["event"] for event in events]) == (1, ["ready", "stopped"])
+        assert "was cancelled" in log
+        found = await job.refresh()
+        assert found is not None
+        assert found.state == "waiting"
+
+
 STOPPED = """\
 import asyncio
 from echomq import EchoMQ

@@ -363,19 +363,20 @@ async def test_between_the_fetch_and_the_handler(queue: Queue, monkeypatch: pyte
 
     ran = []
     asked: list[bool] = []
-    take_in = Pump._take_in
+    call = Pump._call
 
-    async def slow(self: Pump, turn: object, before: float) -> None:
-        if turn.jobs and not asked:  # type: ignore[attr-defined]
+    async def slow(self: Pump, lane: Any, ask: Any) -> Any:
+        turn = await call(self, lane, ask)
+        if turn.jobs and not asked:
             asked.append(await queue.cancel("x", WHY))
             await wait_until(lambda: heard())
-        await take_in(self, turn, before)  # type: ignore[arg-type]
+        return turn
 
     async def process(job: Job[object]) -> None:
         ran.append(job.id)
         await asyncio.sleep(30)
 
-    monkeypatch.setattr(Pump, "_take_in", slow)
+    monkeypatch.setattr(Pump, "_call", slow)
     async with Worker(queue, process) as worker:
         await worker.ready()
 
