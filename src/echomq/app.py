@@ -532,7 +532,8 @@ class EchoMQ(TaskMaker):
         now = time.monotonic()
         if now - self._unknown_logged >= _LOG_EVERY:
             self._unknown_logged = now
-            logger.warning(f"job %s: {text}", job.id, *values, extra=about(job.queue_name, job.id, job.name))
+            values = job.id, job.name, job.queue_name, *values
+            logger.warning(f"job %s (%s) of queue %s: {text}", *values, extra=about(job.queue_name, job.id, job.name))
 
 
 def _age(job: Job[Any]) -> float:

@@ -363,7 +363,7 @@ async def test_an_unknown_task_waits_for_a_worker_that_knows_it(app: EchoMQ, cap
         found = await job.refresh()
         assert found is not None
         assert (found.state, found.attempts_made, found.delay) == ("delayed", 0, 30)
-    assert caplog.text.count("asks for task 'new', which this worker does not know") == 1
+    assert caplog.text.count("(new) of queue rolling: it asks for task 'new', which this worker does not know") == 1
 
 
 async def test_an_unknown_task_fails_after_a_day(app: EchoMQ) -> None:

@@ -320,3 +320,25 @@ async def test_a_handler_that_does_not_heed_its_time_is_given_up(
     assert found is not None
     assert (found.attempts_made, found.return_value) == (2, "done")
     assert any("has timed out, and its handler goes on" in record.getMessage() for record in caplog.records)
+
+
+async def test_what_needs_no_traceback_is_logged_without(app: EchoMQ, caplog: pytest.LogCaptureFixture) -> None:
+    @app.task(queue="slow", timeout=0.05)
+    async def wait() -> None:
+        await asyncio.sleep(30)
+
+    @app.task(queue="slow")
+    async def count(seats: int) -> None:
+        raise TimeoutError("the user's own")
+
+    async with app.worker("slow"):
+        for job in (await wait.enqueue(), await app.queue("slow").add("count", {"seats": "x"}), await count.enqueue(1)):
+            with pytest.raises(JobFailed):
+                await job.result(timeout=10)
+    late, wrong, own = (one for one in caplog.records if "failed for good" in one.getMessage())
+    assert late.getMessage().endswith(
+        "failed for good after 1 run: TimeoutError: the run took longer than its timeout of 0.05 s"
+    )
+    assert "failed for good after 1 run: argument seats='x' of task 'count'" in wrong.getMessage()
+    assert (late.exc_info, wrong.exc_info) == (None, None)
+    assert own.exc_info

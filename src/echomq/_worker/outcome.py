@@ -279,3 +279,11 @@ def users_part(error: BaseException) -> TracebackType | None:
     while start is not None and start.tb_next is not None and start.tb_frame.f_code.co_filename.startswith(_OURS):
         start = start.tb_next
     return start
+
+
+def goes_without_trace(error: BaseException) -> bool:
+    """Whether its message says all: EchoMQ itself has raised it, knowing why, and no line of the user's is in its traceback."""
+    where = users_part(error)
+    return isinstance(error, (errors.EchoMQError, errors.Outcome, TimeoutError)) and (
+        where is None or where.tb_frame.f_code.co_filename.startswith(_OURS)
+    )

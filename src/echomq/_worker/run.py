@@ -14,7 +14,7 @@ from echomq._store.finish import Failed, Outcome, Retry
 from echomq._worker.beside import loop_runs
 from echomq._worker.forked import leave_fork
 from echomq._worker.held import Held, Hold
-from echomq._worker.outcome import Ends, from_process, users_part
+from echomq._worker.outcome import Ends, from_process, goes_without_trace, reason_of, users_part
 from echomq.models import FailureKind
 
 Call = Callable[[Held], Awaitable[Any]]
@@ -159,7 +159,7 @@ class Runner:
             self._log(logging.WARNING, held, error, "failed in run %d; it runs again %s", made, when)
 
     def _log(self, level: int, held: Held, error: BaseException | None, text: str, *more: object) -> None:
-        """Job and queue, then the text; and of the error's traceback what is the user's."""
+        """Job and queue, then the text; and of the error's traceback what is the user's, or its message if nothing is."""
         if not logger.isEnabledFor(level):
             return
         job = held.job
@@ -169,6 +169,8 @@ class Runner:
             elsewhere = None if error is None else from_process(error)
             if elsewhere is not None:  # printing that runs no code of a user's class
                 text, values, error = f"{text}\n%s", (*values, elsewhere.trace.rstrip()), None
+            elif error is not None and goes_without_trace(error):
+                text, values, error = f"{text}: %s", (*values, reason_of(error)), None
             shown = None if error is None else (type(error), error, users_part(error))
             logger.log(level, text, *values, exc_info=shown, extra=extra)
         except BaseException:  # an exception that cannot even be printed; the job's outcome does not depend on it
