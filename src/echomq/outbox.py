@@ -25,7 +25,7 @@ from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
 import msgspec
 
 from echomq._log import logger
-from echomq._store.codec import MORE, NewJob, encode_spec, sent_once
+from echomq._store.codec import MORE, NewJob, as_whole, encode_spec, sent_once
 from echomq._store.codes import FULL
 from echomq._transaction import (
     Dialect,
@@ -40,16 +40,14 @@ from echomq._transaction import (
 from echomq.app import EchoMQ
 from echomq.errors import (
     BrokenKey,
-    ConnectionLost,
-    EchoMQError,
+    EncodingError,
     InvalidOption,
     ServerError,
-    ServerUnavailable,
     StoreUnavailable,
     UnsupportedServer,
 )
 from echomq.idempotency import DriverConnection, UserConnection
-from echomq.options import Duration, JobSpec, check_queue_name, check_whole, shown, to_seconds
+from echomq.options import Duration, JobSpec, check_max_bytes, check_queue_name, check_whole, shown, to_seconds
 from echomq.queue import Queue, _parts
 from echomq.task import Task
 
@@ -67,6 +65,10 @@ _FIRST_PUT_OFF, _LONGEST_PUT_OFF = 1.0, 300.0  # seconds that a row waits that a
 _LOG_EVERY: Final = 60.0
 _VICTIM_TRIES, _VICTIM_PAUSE = 5, 0.05
 _GRACE: Final = 15.0
+_LONGEST_LEASE: Final = 86_400
+_MANY_BRACKETS, _MARGIN = 400, 200  # of JSON texts: fewer are never too deep; and by how much deeper a relay must read
+_WHOLE = re.compile(r"[0-9]{1,15}")
+_MOMENT = re.compile(r"(-?[0-9]{1,15})?")
 
 _COLUMNS: Final[Mapping[Dialect, str]] = {
     "sqlite": "id INTEGER PRIMARY KEY AUTOINCREMENT, state INTEGER NOT NULL DEFAULT 0, queue VARCHAR(255) NOT NULL, "
@@ -245,7 +247,8 @@ class Outbox:
 
         Raises:
             InvalidOption: a spec or the connection breaks a rule, or the connection is in autocommit mode. EncodingError: data
-                have no JSON form. PayloadTooLarge: they take more than the ``Queue`` that was given, or their spec, allows.
+                have no JSON form, or are nested too deep. PayloadTooLarge: they take more than the ``Queue`` that was given, or
+                their spec, allows.
                 Nothing was written.
 
         Example:
@@ -322,12 +325,16 @@ class Outbox:
             ...     print(row.id, row.queue, row.reason)
         """
         check_whole(limit, "limit", least=1, most=10_000)
-        found = await self._look(
-            f"SELECT id, queue, job_id, attempts, created_at, error FROM {self._table} WHERE state = {_ASIDE} "
-            f"ORDER BY id LIMIT {limit}"
+        found = await self._transact(
+            lambda transaction: transaction.rows(
+                f"SELECT id, {_raw('queue', transaction)}, {_raw('job_id', transaction)}, attempts, created_at, error "
+                f"FROM {self._table} WHERE state = {_ASIDE} ORDER BY id LIMIT {limit}"
+            )
         )
         return [
-            OutboxRow(int(id), _text(queue), _text(job_id), int(attempts), _moment(created), _text(error or ""))
+            OutboxRow(
+                int(id), _text(queue), _text(job_id), as_whole(attempts) or 0, _moment(created), _text(error or "")
+            )
             for id, queue, job_id, attempts, created, error in found
         ]
 
@@ -395,11 +402,13 @@ class Outbox:
         def step(transaction: Transaction) -> list[_Row]:
             now = _now_ms()
             locking = "" if transaction.dialect == "sqlite" else " FOR UPDATE SKIP LOCKED"
+            # Where more than the longest lease is left, a clock was wrong: its, or this one. A second send is harmless.
+            free = f"(claimed_until <= {now} OR claimed_until > {now + _LONGEST_LEASE * 1000})"
             found = transaction.rows(
-                f"SELECT id, queue, payload, attempts FROM {self._table} WHERE state = {_WAITS} AND claimed_until <= {now} "
-                f"ORDER BY id LIMIT {most}{locking}"
+                f"SELECT id, {_raw('queue', transaction)}, {_raw('payload', transaction)}, attempts FROM {self._table} "
+                f"WHERE state = {_WAITS} AND {free} ORDER BY id LIMIT {most}{locking}"
             )
-            rows = [_Row(int(id), _text(queue), _text(payload), int(tries)) for id, queue, payload, tries in found]
+            rows = [_Row(int(id), _text(queue), payload, as_whole(tries) or 0) for id, queue, payload, tries in found]
             if rows:
                 until = now + int(lease * 1000)
                 transaction.change(f"UPDATE {self._table} SET claimed_until = {until} WHERE id IN ({_numbers(rows)})")
@@ -476,7 +485,7 @@ class Relay:
         self._outbox = outbox
         self._app = app
         self._batch = check_whole(batch, "batch", least=1, most=1_000)
-        self._lease = to_seconds(lease, "lease", least=1.0, most=86_400)
+        self._lease = to_seconds(lease, "lease", least=1.0, most=_LONGEST_LEASE)
         self._interval = to_seconds(interval, "interval", least=0.01, most=3_600)
         self._remember = to_seconds(remember, "remember", least=1.0)
         if self._remember < self._lease:
@@ -601,6 +610,7 @@ def _rows(specs: Sequence[JobSpec], queue: str | Queue) -> list[_Written]:
             raise InvalidOption(f"spec={shown(spec)}: must be a JobSpec, such as task.spec(…) gives")
         token = uuid.uuid4().hex
         job = encode_spec(_stamped(spec, token))
+        _check_depth(job[1])
         if home is not None:
             home.check_size(job[1], spec.max_bytes)
         rows.append(_Written(name, spec.job_id or token, _payload(job, name, token, spec.max_bytes)))
@@ -619,9 +629,11 @@ class _Written(msgspec.Struct, frozen=True):
 
 
 class _Row(msgspec.Struct, frozen=True):
+    """A row as it was found; what its payload holds, ``_read`` says."""
+
     id: int
     queue: str
-    payload: str
+    payload: Any
     attempts: int
 
 
@@ -663,8 +675,8 @@ class _Turn:
         for row in rows:
             try:
                 queue, sending = _read(row.payload, self._remember)
-            except (ValueError, KeyError, TypeError) as error:  # somebody's hand, or a newer version's row
-                self.refused.append(_Refused(row, row.attempts + 1, None, f"cannot be read: {error}"))
+            except Exception as error:  # whatever it is that somebody's hand, or a newer version, has written there
+                self.refused.append(_Refused(row, row.attempts + 1, None, f"cannot be read: {_reason(error)}"))
             else:
                 by_queue.setdefault(queue, []).append((row, sending))
         for name, some in by_queue.items():
@@ -682,7 +694,7 @@ class _Turn:
         try:
             wrapped = [await queue._home.wrapped(sending.job, sending.most) for _, sending in part]
             results = await queue._home.line.add(wrapped)
-        except EchoMQError as error:
+        except Exception as error:  # also of a codec, which is a user's
             if _concerns_all(error):
                 raise
             if len(part) > 1:  # which of them is it? The others are not to wait for it
@@ -697,20 +709,25 @@ class _Turn:
             else:
                 self.sent.append(row)
 
-    def _refuse(self, row: _Row, error: EchoMQError) -> None:
+    def _refuse(self, row: _Row, error: Exception) -> None:
         attempts = row.attempts + 1
         put_off = min(_FIRST_PUT_OFF * 2 ** min(attempts - 1, 20), _LONGEST_PUT_OFF)
         # What is wrong in the job itself (its data are too large) no later attempt makes better.
         again = attempts < self._attempts and not isinstance(error, ValueError)
-        reason = f"{type(error).__name__}: {error}"
-        self.refused.append(_Refused(row, attempts, put_off if again else None, reason))
+        self.refused.append(_Refused(row, attempts, put_off if again else None, _reason(error)))
 
 
-def _concerns_all(error: EchoMQError) -> bool:
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _concerns_all(error: Exception) -> bool:
     """Whether the server is away or takes nothing, so that no row is to blame."""
-    if isinstance(error, (ServerUnavailable, ConnectionLost, UnsupportedServer, StoreUnavailable)):
-        return True
-    return isinstance(error, ServerError) and not isinstance(error, BrokenKey) and error.code != "NOPERM"
+    if not isinstance(error, ServerError):  # ServerUnavailable and ConnectionLost are among the following
+        return isinstance(error, (OSError, MemoryError, UnsupportedServer, StoreUnavailable))
+    if isinstance(error, BrokenKey) or error.code == "NOPERM":
+        return False
+    return error.code != "ERR" or "user_script" not in str(error)  # a script that stumbled did so over a row
 
 
 class _Outage:
@@ -774,22 +791,43 @@ def _payload(job: NewJob, queue: str, token: str, most: int | None) -> str:
     return json.dumps(whole if most is None else {**whole, "most": most}, separators=(",", ":"))
 
 
-def _read(payload: str, remember: float) -> tuple[str, _Sending]:
+def _check_depth(data: bytes | str) -> None:
+    """Refuses data that a relay could not read, and some that it just could: how deep is too deep depends on who reads."""
+    text = data if isinstance(data, str) else data.decode()
+    if text.count("[") + text.count("{") < _MANY_BRACKETS:
+        return
+    try:
+        json.loads("[" * _MARGIN + text + "]" * _MARGIN)
+    except RecursionError:
+        raise EncodingError("data is nested too deep to be sent by a relay; send less", path="data") from None
+
+
+def _read(payload: Any, remember: float) -> tuple[str, _Sending]:
     """The queue of a row, and its job.
 
     Raises:
-        ValueError, KeyError, TypeError: it cannot be read.
+        Exception: it cannot be read.
     """
-    found = json.loads(payload)
+    found = json.loads(payload if isinstance(payload, str) else bytes(payload).decode())
     if found["v"] != _VERSION:
         raise ValueError(f"is of version {found['v']!r}, and this program knows version {_VERSION}; update the relay")
     texts, token, queue = found["job"], found["token"], found["queue"]
     if len(texts) != 9 or not all(isinstance(text, str) for text in (*texts, token, queue)):
         raise ValueError("is no job")
-    json.loads(texts[1]), json.loads(texts[2])
+    json.loads(texts[1])
+    if not isinstance(json.loads(texts[2]), dict):
+        raise ValueError(f"has options that are no object: {shown(texts[2])}")
+    timestamp, delay, due, priority = texts[3:MORE]
+    if not (
+        _MOMENT.fullmatch(timestamp)
+        and _WHOLE.fullmatch(delay)
+        and _MOMENT.fullmatch(due)
+        and _WHOLE.fullmatch(priority)
+    ):
+        raise ValueError(f"has times or a priority that are no whole numbers: {shown(texts[3:MORE])}")
     more = base64.b64decode(texts[MORE]) or ""
     job: NewJob = (texts[0], texts[1].encode(), *texts[2:MORE], more, *texts[MORE + 1 :])
-    return queue, _Sending(sent_once(job, token, remember), found.get("most"))
+    return queue, _Sending(sent_once(job, token, remember), check_max_bytes(found.get("most")))
 
 
 def _now_ms() -> int:
@@ -800,8 +838,14 @@ def _moment(ms: Any) -> datetime:
     return datetime.fromtimestamp(int(ms) / 1000, UTC)
 
 
+def _raw(column: str, transaction: Transaction) -> str:
+    """A column of texts, to be read whatever stands there: SQLite keeps any bytes, and its drivers read no row with some."""
+    return f"CAST({column} AS BLOB)" if transaction.dialect == "sqlite" else column
+
+
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else bytes(value).decode()
+    """For people."""
+    return value if isinstance(value, str) else bytes(value).decode(errors="backslashreplace")
 
 
 def _numbers(rows: Iterable[_Row]) -> str:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
+import json
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -27,11 +32,12 @@ from echomq import (
     JobSpec,
     Keep,
     PayloadTooLarge,
+    ServerError,
     Worker,
 )
 from echomq import outbox as outbox_module
 from echomq.outbox import Outbox, Relay
-from echomq.payloads import Compressed
+from echomq.payloads import Codec, Compressed
 from tests.support.databases import when_asked_for
 from tests.support.deliveries import LIBRARIES, Book, opened, write
 from tests.support.server import Server
@@ -408,6 +414,128 @@ async def test_poison_is_set_aside_with_its_reason_and_holds_nobody_up(
     assert await outbox.discard(first.id, second.id) == 2
     assert await Relay(outbox, app).run_until_empty() == 1
     assert await outbox.status() == outbox_module.OutboxStatus(0, 0, None)
+
+
+def deep(levels: int) -> list[Any]:
+    made: list[Any] = []
+    for _ in range(levels):
+        made = [made]
+    return made
+
+
+def rewritten(**changes: Any) -> Callable[[str], str]:
+    """A row's payload with other parts; numbers are places in its job: ``_3="x"``."""
+
+    def rewrite(payload: str) -> str:
+        found = json.loads(payload)
+        for name, value in changes.items():
+            if name.startswith("_"):
+                found["job"][int(name[1:])] = value
+            else:
+                found[name] = value
+        return json.dumps(found)
+
+    return rewrite
+
+
+@pytest.mark.parametrize(
+    "rewrite",
+    [
+        rewritten(_1="[" * 5_000 + "]" * 5_000),
+        rewritten(_2="[" * 5_000 + "]" * 5_000),
+        rewritten(_2="[]"),
+        rewritten(_3="soon"),
+        rewritten(_4="-1"),
+        rewritten(_5="1e400"),
+        rewritten(_6="first"),
+        rewritten(_6="9" * 400),
+        rewritten(_0="\ud800"),
+        rewritten(_7=base64.b64encode(msgspec.msgpack.encode({"de": 5})).decode()),
+        rewritten(_7=base64.b64encode(b"\xc1").decode()),
+        rewritten(most="x"),
+        rewritten(most=-1),
+        rewritten(token="\ud800"),
+        rewritten(queue="\ud800"),
+        lambda payload: payload[:-1] + ',"more":' + "[" * 100_000 + "]" * 100_000 + "}",
+        lambda payload: b"\xff\xfe",
+        lambda payload: "CAST(x'ff' AS TEXT)",
+    ],
+)
+async def test_row_of_any_content_holds_nobody_up(
+    sqlite_book: Book, outbox: Outbox, app: EchoMQ, rewrite: Callable[[str], str | bytes]
+) -> None:
+    committed(sqlite_book, outbox, *[JobSpec("pack", number) for number in range(3)])
+    with closing(sqlite_book.connect()) as connection:
+        [payload] = connection.execute("SELECT payload FROM echomq_outbox WHERE id = 2").fetchone()
+        given = rewrite(payload)
+        if isinstance(given, str) and given.startswith("CAST"):
+            connection.execute(f"UPDATE echomq_outbox SET queue = {given}, payload = {given} WHERE id = 2")
+        else:
+            connection.execute("UPDATE echomq_outbox SET payload = ? WHERE id = 2", (given,))
+        connection.commit()
+    assert await Relay(outbox, app, attempts=1).run_until_empty() == 2
+    assert await names(app) == [0, 2]
+    [row] = await outbox.set_aside()
+    assert row.id == 2
+    assert await outbox.status() == outbox_module.OutboxStatus(0, 1, None)
+
+
+@pytest.mark.parametrize("levels", [300, 700, 800, 900, 980, 985, 990, 995, 5_000])
+async def test_what_can_be_written_can_be_sent(sqlite_book: Book, outbox: Outbox, app: EchoMQ, levels: int) -> None:
+    written = 1
+    with contextlib.suppress(EncodingError) if levels > 300 else contextlib.nullcontext():
+        committed(sqlite_book, outbox, JobSpec("pack", deep(levels)))
+        written = 2
+    committed(sqlite_book, outbox, JobSpec("pack", 1))
+    assert await Relay(outbox, app).run_until_empty() == written
+    assert await outbox.status() == outbox_module.OutboxStatus(0, 0, None)
+
+
+class Choosy(Codec):
+    """A codec with a fault of its own."""
+
+    name = "choosy"
+
+    def encode(self, body: bytes) -> None:
+        if body == b"1":
+            raise ZeroDivisionError
+
+    def decode(self, body: bytes, step: Mapping[str, Any]) -> bytes:
+        return body
+
+
+def test_data_that_are_nested_too_deep_are_refused(sqlite_book: Book, outbox: Outbox) -> None:
+    with pytest.raises(EncodingError, match="too deep"):
+        committed(sqlite_book, outbox, JobSpec("pack", deep(5_000)))
+
+
+async def test_error_of_a_codec_is_of_its_row(sqlite_book: Book, outbox: Outbox, url: str) -> None:
+    async with EchoMQ(url, codec=Choosy()) as app:
+        committed(sqlite_book, outbox, *[JobSpec("pack", number) for number in range(3)])
+        assert await Relay(outbox, app, attempts=1).run_until_empty() == 2
+        [row] = await outbox.set_aside()
+        assert "ZeroDivisionError" in row.reason
+
+
+async def test_full_memory_is_no_fault_of_a_row(sqlite_book: Book, outbox: Outbox, app: EchoMQ, server: Server) -> None:
+    committed(sqlite_book, outbox, JobSpec("pack", 1), JobSpec("pack", 2))
+    server.cli("CONFIG", "SET", "maxmemory", "1")
+    try:
+        with pytest.raises(ServerError, match="OOM"):
+            await Relay(outbox, app, attempts=1).run_until_empty()
+    finally:
+        server.cli("CONFIG", "SET", "maxmemory", "0")
+    assert await Relay(outbox, app).run_until_empty() == 2
+
+
+async def test_clock_that_was_ahead_holds_no_row(each_book: Book, app: EchoMQ, monkeypatch: pytest.MonkeyPatch) -> None:
+    outbox = made(each_book)
+    committed(each_book, outbox)
+    with monkeypatch.context() as patch:
+        patch.setattr(outbox_module, "_now_ms", lambda: (time.time_ns() // 1_000_000) + 365 * 86_400_000)
+        assert len(await outbox._claim(10, 30.0)) == 1  # and then its relay dies
+    assert await Relay(outbox, app).run_until_empty() == 1
+    await outbox.close()
 
 
 async def test_row_that_is_refused_is_put_off_first(

@@ -94,15 +94,13 @@ def _behind_count(packed: bytes) -> bytes:
 
 def refused_for_now(error: ServerError) -> bool:
     """Whether the answer proves that the command did not run, and a later try or another server may serve it."""
-    if error.code in _NOT_NOW:
-        return True
-    if error.code != "ERR":
-        return False
-    text = str(error)
-    if text.startswith(_TOO_MANY_CLIENTS):
-        return True
-    wrapped = _WRAPPED_BY_SCRIPT.match(text)
-    return wrapped is not None and wrapped["code"] in _NOT_NOW
+    return code_of(error) in _NOT_NOW or str(error).startswith(_TOO_MANY_CLIENTS)
+
+
+def code_of(error: ServerError) -> str:
+    """The code of an answer: where a script has wrapped what a command inside it was answered, the code of that."""
+    wrapped = _WRAPPED_BY_SCRIPT.match(str(error)) if error.code == "ERR" else None
+    return error.code if wrapped is None else wrapped["code"]
 
 
 def _explained(command: Sequence[Argument], error: TypeError | UnicodeEncodeError) -> TypeError | EncodingError:

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from echomq._lua.loader import Script, script
 from echomq._redis.client import Link
-from echomq._redis.wire import Argument, Head, Reply
+from echomq._redis.wire import Argument, Head, Reply, code_of
 from echomq._store.keys import QueueKeys
 from echomq.errors import BrokenKey, ConnectionLost, ServerError, ServerUnavailable, StaleCall
 
@@ -50,7 +50,7 @@ def explain(error: ServerError, called: Script) -> ServerError:
         return ServerError(f"the server refuses {refused[1]}; nothing was changed{place}", code="NOPERM")
     if error.code == "WRONGTYPE" or "WRONGTYPE" in message:
         return BrokenKey(message + place, code="WRONGTYPE")
-    return ServerError(message + place, code=error.code)
+    return ServerError(message + place, code=code_of(error))
 
 
 async def run_script(link: Link, name: str, keys: QueueKeys, args: Sequence[Argument], clock: str = "") -> Reply:
