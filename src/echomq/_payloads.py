@@ -670,21 +670,27 @@ class Payloads:
     async def encode(self, text: bytes) -> bytes:
         """The same as ``encode_now``; what takes long, in a thread."""
         size = len(text)
-        for number, codec in enumerate(self.codecs):
-            if codec.waits(size + _GROWTH if number else size):
-                return await self._in_thread(self.encode_now, text)
-        return self.encode_now(text) if size <= _INLINE else await asyncio.to_thread(self.encode_now, text)
+        try:
+            for number, codec in enumerate(self.codecs):
+                if codec.waits(size + _GROWTH if number else size):
+                    return await self._in_thread(self.encode_now, text)
+            return self.encode_now(text) if size <= _INLINE else await asyncio.to_thread(self.encode_now, text)
+        except SystemExit as error:  # a codec's; as the end of a task of the loop it would be that of the loop
+            raise RuntimeError(f"a codec raised SystemExit: {_said_by(error)}") from error
 
     async def decode(self, stored: bytes) -> bytes:
         """The same as ``decode_now``; what takes long, in a thread."""
-        if self.is_elsewhere(stored):
-            return await self._in_thread(self.decode_now, stored)
-        if len(stored) <= _INLINE:
-            try:
-                return self._decoded(stored, soon=True)
-            except _TakesLong:
-                pass
-        return await asyncio.to_thread(self.decode_now, stored)
+        try:
+            if self.is_elsewhere(stored):
+                return await self._in_thread(self.decode_now, stored)
+            if len(stored) <= _INLINE:
+                try:
+                    return self._decoded(stored, soon=True)
+                except _TakesLong:
+                    pass
+            return await asyncio.to_thread(self.decode_now, stored)
+        except SystemExit as error:  # as above
+            raise PayloadUnreadable(f"a codec raised SystemExit: {_said_by(error)}") from error
 
     def _in_thread(self, function: Callable[[bytes], bytes], text: bytes) -> Coroutine[Any, Any, bytes]:
         threads = self._threads

@@ -222,6 +222,25 @@ async def test_data_that_a_codec_cannot_decode_fail_at_once(url: str, error: Bas
         assert (found.attempts_made, runs) == (1, [])
 
 
+class MoodyWriter(Moody):
+    def decode(self, body: bytes, step: Mapping[str, Any]) -> bytes:
+        return body
+
+
+@pytest.mark.parametrize("process", [False, True])
+async def test_a_codec_that_fails_when_a_handler_updates_data_ends_no_worker(url: str, process: bool) -> None:
+    codec = MoodyWriter()
+    async with EchoMQ(url, codec=codec) as app:
+        shout = app.task(queue="q", pass_job=True, process=process)(payload_tasks.shout)
+        job = await shout.enqueue("Wien")
+        async with app.worker("q", processes=ProcessPool(size=1) if process else None) as worker:
+            codec.raises = SystemExit(5)
+            with pytest.raises(JobFailed, match="RuntimeError: a codec raised SystemExit: 5"):
+                await job.result(timeout=30)
+            codec.raises = None
+            assert worker.is_running
+
+
 async def test_what_is_no_bytes_is_refused_and_the_name_of_a_codec_stays() -> None:
     codec = Moody()
     payloads = Payloads([codec])

@@ -45,8 +45,6 @@ class Decoded:
                 data = await with_result(data, self._payloads.decode)
         except PayloadUnreadable as error:
             raise Unrecoverable(f"the job's data cannot be read: {error}") from error
-        except SystemExit as error:  # a codec's
-            raise Unrecoverable(f"the job's data cannot be read: {reason_of(error)}") from error
         except StoreUnavailable as error:
             self._wait(job, error)
             raise
