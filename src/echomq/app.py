@@ -313,7 +313,7 @@ class EchoMQ(TaskMaker):
             )
         found = self._queues.get(name)
         if found is None:
-            found = self._queue_type(
+            made = self._queue_type(
                 name,
                 connection=self._connection,
                 prefix=self._prefix,
@@ -323,7 +323,9 @@ class EchoMQ(TaskMaker):
                 max_bytes=self._max_bytes,
                 codec=self._payloads,
             )
-            self._queues[name] = found
+            found = self._queues.setdefault(
+                name, made
+            )  # another thread, or a signal handler, may have made one meanwhile
         elif max_size is not None:
             found._home.bound(max_size)
         if max_size is not None:
@@ -401,9 +403,10 @@ class EchoMQ(TaskMaker):
 
         The app may be used again; a ``Connection`` that it was given stays yours.
         """
-        queues, self._queues = self._queues, {}
-        for queue in queues.values():
-            await queue.close()
+        for name in list(self._queues):  # when this is cancelled, the others are still there to be closed
+            queue = self._queues.pop(name, None)
+            if queue is not None:
+                await queue.close()
 
     # -- inside ------------------------------------------------------------------------------------------------------------
 

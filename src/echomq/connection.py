@@ -107,8 +107,7 @@ class Connection:
         self._connect_timeout = _positive(connect_timeout, "connect_timeout")
         self._wait = math.inf if wait == math.inf else to_seconds(wait, "wait")
         self._hubs: dict[asyncio.AbstractEventLoop, Hub] = {}
-        self._guard = new_lock()
-        self._portal: Portal | None = None
+        self._portal = Portal(self.where, self._open_in, self._close_in)
         self._closed = False
         self._link_type: Callable[..., Link] = Link  # the testing kit has one whose clock can be moved
         self._for_waiting = "is a worker of this queue running?"  # the hint to who waits for a job in vain
@@ -135,9 +134,7 @@ class Connection:
     async def close(self) -> None:
         """Closes what is open. The queues and workers that use it can no longer work; closing again does nothing."""
         self._closed = True
-        with self._guard:
-            hubs = list(self._hubs.values())
-        for hub in hubs:
+        for hub in list(self._hubs.values()):
             if hub.loop is asyncio.get_running_loop():
                 await hub.close()
             elif hub.loop.is_closed():
@@ -165,22 +162,22 @@ class Connection:
         if self._closed:
             raise RuntimeError(f"{self!r} is closed: make a new one")
         loop = asyncio.get_running_loop()
-        with self._guard:
-            for dead in [loop for loop in self._hubs if loop.is_closed()]:
-                self._hubs.pop(dead).abandon()
-            hub = self._hubs.get(loop)
-            if hub is None:
-                hub = self._hubs[loop] = Hub(self, loop)
-            hub.users += 1
+        # There is no lock: a signal handler may make a sync call here, for which the portal's thread comes here, too. What is of
+        # a loop that lives is touched in its thread alone.
+        for dead in [loop for loop in list(self._hubs) if loop.is_closed()]:
+            left = self._hubs.pop(dead, None)
+            if left is not None:
+                left.abandon()
+        hub = self._hubs.get(loop)
+        if hub is None:
+            hub = self._hubs[loop] = Hub(self, loop)
+        hub.users += 1
         return hub
 
     @property
     def portal(self) -> Portal:
         """Not for users of EchoMQ. The event loop of its own through which plain code makes its calls, begun with the first."""
-        with self._guard:
-            if self._portal is None:
-                self._portal = Portal(self.where, self._open_in, self._close_in)
-            return self._portal
+        return self._portal
 
     def _open_in(self, loop: asyncio.AbstractEventLoop) -> bool:
         return loop in self._hubs
@@ -192,9 +189,8 @@ class Connection:
 
     def forget(self, hub: Hub) -> None:
         """Not for users of EchoMQ. A hub is closing."""
-        with self._guard:
-            if self._hubs.get(hub.loop) is hub:
-                del self._hubs[hub.loop]
+        if self._hubs.get(hub.loop) is hub:
+            self._hubs.pop(hub.loop, None)
 
 
 def run_elsewhere(loop: asyncio.AbstractEventLoop, close: Callable[[], Coroutine[Any, Any, None]]) -> None:

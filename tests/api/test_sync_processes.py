@@ -118,6 +118,148 @@ def test_a_signal_handler_may_make_calls_in_the_middle_of_another(url: str) -> N
     run(program, url)
 
 
+LEAKS = """
+        import asyncio, gc, linecache
+        import echomq._portal
+
+        class Stopped(BaseException):
+            pass
+
+        def stop(*_):
+            raise Stopped
+
+        sys.unraisablehook = id  # one that comes while something is collected is lost, as all are there: no word of it
+
+        def descriptors():
+            return len(os.listdir("/proc/self/fd"))
+
+        def tasks():
+            return [task for task in gc.get_objects() if isinstance(task, asyncio.Task) and not task.done()]
+
+        def settled(before):
+            # nothing is left but what was there before: of threads, descriptors and calls
+            until = time.monotonic() + 20
+            while threading.active_count() > 1 or descriptors() > before or tasks():
+                assert time.monotonic() < until, (threading.enumerate(), descriptors(), before, tasks())
+                time.sleep(0.001)
+
+        app.sync.close()
+        settled(before := descriptors())
+"""
+
+
+@pytest.mark.parametrize("does", ["raises", "calls"])
+def test_a_signal_at_each_line_of_a_call(url: str, does: str) -> None:
+    """The whole of a call, from the start of the thread to its end; the handler raises, or makes a call of its own."""
+    program = (
+        LEAKS
+        + """
+        here = None
+        def tracer(frame, event, arg):
+            global here, left
+            name = frame.f_code.co_filename
+            if not name.endswith(("_portal.py", "threading.py")) or frame.f_code.co_name == "is_closed":
+                return tracer if name == "<string>" or name.endswith(("sync.py", "app.py")) else None
+            if event == "line":
+                text = linecache.getline(name, frame.f_lineno)
+                # there no signal can come: none comes between the two steps of these lines and the one before
+                if not any(step in text for step in ("is_given_up = True", "_thread is found", "_thread = made", "with ")):
+                    left -= 1
+                    if left == 0:
+                        sys.settrace(None)
+                        here = (name, frame.f_lineno, text.strip())
+                        os.kill(os.getpid(), signal.SIGUSR1)
+                        return None
+            return tracer
+
+        signal.signal(signal.SIGUSR1, stop if DOES == "raises" else lambda *_: app.sync.queue("letters").count())
+        at = 0
+        while True:
+            queue = app.sync.queue("letters")
+            at += 1
+            left, here = at, None
+            sys.settrace(tracer)
+            try:
+                queue.count()
+                app.sync.close()
+            except Stopped:
+                pass
+            except RuntimeError as error:
+                assert "closed" in str(error), here  # the app was closed under the handler
+            finally:
+                sys.settrace(None)
+            if here is None:
+                break
+            try:
+                assert app.sync.queue("letters").count() == 0
+                app.sync.close()
+                settled(before)
+            except BaseException:
+                print(here, file=sys.stderr)
+                raise
+        assert at > 40, at
+        print("all")
+        """.replace("DOES", repr(does))
+    )
+    assert run(program, url) == "all\n"
+
+
+@pytest.mark.parametrize("rounds", [400, pytest.param(30_000, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("does", ["raises", "raises again", "calls"])
+def test_signals_at_random_moments_leave_nothing_behind(url: str, does: str, rounds: int) -> None:
+    program = (
+        LEAKS
+        + """
+        import contextlib, random
+        seed = random.randrange(10**9)
+        chance = random.Random(seed)
+
+        def handler(*_):
+            if not armed:
+                pass
+            elif DOES == "calls":
+                with contextlib.suppress(RuntimeError):  # the app was closed under it, and the queue is closed
+                    app.sync.queue("letters").count()
+            else:
+                raise Stopped
+
+        signal.signal(signal.SIGALRM, handler)
+        stopped = 0
+        for number in range(ROUNDS):
+            try:
+                try:
+                    armed = True
+                    again = 0.00003 if DOES == "raises again" else 0
+                    signal.setitimer(signal.ITIMER_REAL, chance.random() * 0.004 + 0.00001, again)
+                    for _ in range(3):
+                        queue = app.sync.queue("letters")
+                        queue.count()
+                        if chance.random() < 0.5:
+                            app.sync.close()
+                finally:
+                    armed = False  # no call: nothing can come before it
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            except Stopped:
+                stopped += 1
+            except RuntimeError as error:
+                assert "closed" in str(error), (seed, repr(error))
+            if number % 20 == 0:
+                try:
+                    assert app.sync.queue("letters").count() == 0
+                    app.sync.close()
+                    settled(before)
+                except BaseException:
+                    print(seed, number, file=sys.stderr)
+                    raise
+        app.sync.close()
+        settled(before)
+        assert stopped or DOES == "calls"
+        print("all")
+        """.replace("DOES", repr(does)).replace("ROUNDS", str(rounds))
+    )
+    assert run(program, url, timeout=40 + rounds / 20) == "all\n"
+
+
 def test_a_forked_child_has_a_portal_of_its_own_and_its_parent_keeps_its(url: str) -> None:
     program = """
         queue.add("print", "before")

@@ -7,7 +7,6 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from echomq._payloads import Payloads
-from echomq._redis.forks import new_lock
 from echomq._store.codec import NewJob
 from echomq._store.keys import QueueKeys
 from echomq._store.line import Line
@@ -50,7 +49,6 @@ class Home:
         self.loop: asyncio.AbstractEventLoop | None = None
         self._line: Line | None = None  # the one used last
         self._lines: dict[asyncio.AbstractEventLoop, Line] = {}
-        self._guard = new_lock()
         self._closed = False
 
     @property
@@ -59,17 +57,30 @@ class Home:
         line = self._line
         if line is not None and line.loop is asyncio.get_running_loop() and not self._closed:
             return line
-        with self._guard:
-            if self._closed:
-                raise RuntimeError(f"queue {self.keys.queue!r} is closed: make a new Queue")
-            for dead in [loop for loop in self._lines if loop.is_closed()]:
-                del self._lines[dead]
-            loop = asyncio.get_running_loop()
-            found = self._lines.get(loop)
-            if found is None:
-                found = self._lines[loop] = Line(self.connection.acquire(), self.keys, self.max_size)
-            self._line = found
-            return found
+        # There is no lock: a signal handler may make a sync call here, for which the portal's thread comes here, too. What is of
+        # a loop that lives is touched in its thread alone, or taken out by ``close``.
+        if self._closed:
+            raise self._error_closed()
+        for dead in [loop for loop in list(self._lines) if loop.is_closed()]:
+            self._lines.pop(dead, None)
+        loop = asyncio.get_running_loop()
+        found = self._lines.get(loop)
+        if found is None:
+            found = self._lines[loop] = Line(self.connection.acquire(), self.keys, self.max_size)
+            if self.max_size is not None:
+                found.bound(self.max_size)  # ``bound`` may have come too early to see this line
+            if self._closes_meanwhile():  # in another thread; one of the two takes it out
+                if self._lines.pop(loop, None) is not None:
+                    run_elsewhere(loop, found.close)
+                raise self._error_closed()
+        self._line = found
+        return found
+
+    def _closes_meanwhile(self) -> bool:
+        return self._closed
+
+    def _error_closed(self) -> RuntimeError:
+        return RuntimeError(f"queue {self.keys.queue!r} is closed: make a new Queue")
 
     def carry_out(self, telling: Coroutine[Any, Any, T]) -> Any:
         """For a thread without an event loop: carries it out in that of the worker. What it gives is to be awaited, elsewhere."""
@@ -114,16 +125,15 @@ class Home:
 
     def bound(self, max_size: int) -> None:
         """Lets that many jobs wait, from the next add on."""
-        with self._guard:
-            self.max_size = max_size
-            for line in self._lines.values():
-                line.bound(max_size)
+        self.max_size = max_size
+        for line in list(self._lines.values()):
+            line.bound(max_size)
 
     async def close(self) -> None:
         """Waits for the calls under way and lets the connection go. Closing again does nothing."""
-        with self._guard:
-            self._closed = True
-            lines, self._lines, self._line = list(self._lines.values()), {}, None
+        self._closed = True
+        self._line = None
+        lines = [line for loop in list(self._lines) if (line := self._lines.pop(loop, None)) is not None]
         here = asyncio.get_running_loop()
         for line in lines:
             if line.loop is not here:
