@@ -12,6 +12,7 @@ import asyncio
 import atexit
 import contextlib
 import contextvars
+import inspect
 import os
 import selectors
 import threading
@@ -409,8 +410,11 @@ class _LoopThread(threading.Thread):
             self._loop.stop()
         while self._given_up:
             given_up = self._given_up.popleft()
-            if given_up.task is not None:
-                given_up.task.cancel()
+            task = given_up.task
+            if task is not None:
+                if inspect.getcoroutinestate(task.get_coro()) == inspect.CORO_CREATED:  # type: ignore[arg-type]
+                    self.calls.discard(given_up)  # it ends without a step of its own
+                task.cancel()
         if self.is_ending:
             self._turn_away()
             return

@@ -94,17 +94,14 @@ class LentConnection(Connection):
 
     async def close_here(self) -> None:
         """Closes what is open in this event loop."""
-        with self._guard:
-            hub = self._hubs.get(asyncio.get_running_loop())
+        hub = self._hubs.get(asyncio.get_running_loop())
         if hub is not None:
             await hub.close()
 
     def close_everywhere(self) -> None:
         """Closes what is open in whatever event loop, from plain code, as far as these loops have not ended."""
         self._closed = True
-        with self._guard:
-            hubs = list(self._hubs.values())
-        for hub in hubs:
+        for hub in list(self._hubs.values()):
             if hub.loop.is_closed():
                 self.forget(hub)
                 hub.abandon()

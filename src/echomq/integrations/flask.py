@@ -135,8 +135,7 @@ class _LaterConnection(Connection):
                 f"init_app: this FlaskEchoMQ is in use with {self.where}, and this application's configuration says "
                 f"{other.where}; call sync.close() first, or make a FlaskEchoMQ for each server"
             )
-        if self._portal is not None:
-            self._portal.end()
+        self._portal.end()
         self._set_up(other._target, *settings)
         self._is_known = True
 
