@@ -621,7 +621,7 @@ class ProcessPool(msgspec.Struct, frozen=True):
     """The processes in which a worker runs what is to run in a process (``process=True``).
 
     Attributes:
-        size: how many there are at most; left out, as many as the worker has slots.
+        size: how many there are at most; left out, as many as the worker has slots, but no more than the machine has processors.
         max_jobs: a process ends after so many jobs, and a new one takes its place.
         max_memory: one that holds more than so many bytes after a job ends, and a new one takes its place.
         warm: start them with the worker, as many as the machine has processors, if its queue has a task with ``process=True``

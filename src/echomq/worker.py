@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from echomq._payloads import CodecOption, Payloads
 from echomq._redis.client import Link
 from echomq._redis.heartbeat import HeartbeatLink
 from echomq._store.call import Lane, Patience, opened
+from echomq._store.finish import Outcome
 from echomq._store.forward import Destination
 from echomq._store.home import Home
 from echomq._store.keep import take_from_dead
@@ -30,6 +32,7 @@ from echomq._worker.crew import Crew, Plan
 from echomq._worker.executors import Threads, is_async, loading
 from echomq._worker.held import FOR_CLEANING_UP, Held
 from echomq._worker.hooks import Listener, Told, read_back
+from echomq._worker.journal import Journal, journal
 from echomq._worker.outcome import Encoded
 from echomq._worker.payloads import Decoded
 from echomq._worker.presence import worker_name
@@ -73,6 +76,7 @@ Processor = Callable[[Job[Any]], Any]
 """A handler: ``async def``, or a plain function, which runs in a thread of the worker's own."""
 
 _Caller = Callable[[Held], Awaitable[Any]]
+_Hears = Callable[[Held, Outcome], None]
 
 _LONGEST_PAUSE = 1.0
 _LONGEST_START: Final = 5.0
@@ -507,6 +511,14 @@ class Worker:
             )
 
 
+def _both(first: _Hears, second: _Hears) -> _Hears:
+    def hear(held: Held, outcome: Outcome) -> None:
+        first(held, outcome)
+        second(held, outcome)
+
+    return hear
+
+
 class _Session:
     """One stretch of work, from start to stop, in one event loop."""
 
@@ -600,6 +612,18 @@ class _Session:
         self._told = True
         return [] if self.task.cancelled() else [held.job.id for held in self.task.result()]
 
+    def _heard(self, call: _Caller) -> tuple[_Caller, _Hears | None]:
+        """The same, with what hooks and the log's lines for jobs need to know, and who is told of outcomes."""
+        queue = self._worker.queue
+        hears: _Hears | None = None
+        if self._tell is not None:
+            listener = Listener(queue, functools.partial(self._tell, self._home))
+            call, hears = listener.calls(call), listener.stored
+        if journal.isEnabledFor(logging.DEBUG):  # looked up once, not for each job
+            notes = Journal(queue)
+            call, hears = notes.calls(call), notes.stored if hears is None else _both(notes.stored, hears)
+        return call, hears
+
     async def _run(self) -> list[Held]:
         worker = self._worker
         hub = worker._connection.acquire()
@@ -629,9 +653,7 @@ class _Session:
             blocking = await hub.new_link(client_name=client_name)
             heartbeat = HeartbeatLink(await hub.settings())
             call: _Caller = _Calls(worker._processor, self._route, self._home, threads, processes, self._overruns)
-            listener = None if self._tell is None else Listener(worker.queue, functools.partial(self._tell, self._home))
-            if listener is not None:
-                call = listener.calls(call)
+            call, hears = self._heard(call)
             if worker._payloads is not None:
                 call = Decoded(worker.queue, call, worker._payloads)
             destinations = _Destinations(worker, hub.is_cluster)
@@ -647,7 +669,7 @@ class _Session:
                 streams=Streams.of(hub),
                 look_after=hub.look_after,
                 ready=self.is_ready,
-                hears=None if listener is None else listener.stored,
+                hears=hears,
                 process=worker._process,
                 pool=None if worker._slots is None else worker._slots.pool(),
             )

@@ -94,6 +94,7 @@ async def test_dev_has_a_server_of_its_own_and_follows_the_files(
     await running.says("ready: ")
     async with Connection("embedded://dev") as connection, Queue("dev", connection=connection) as queue:
         assert await answered(queue) == "VERSION"
+        await running.says("DEBUG   job 1 (version) of queue dev completed in ")
         running.write("two")
         await running.says("works on dev", 2)
         await running.says("ready: ", 2)

@@ -477,6 +477,18 @@ async def test_without_a_server_at_the_end_it_names_the_jobs(
     assert "jobs that will run again (1): 1" in log
 
 
+def test_what_a_module_lacks_is_told_with_its_own_line(start: Callable[..., Command], tmp_path: Path) -> None:
+    (tmp_path / "lacking.py").write_text(
+        "import asyncio\nfrom echomq import EchoMQ, Inject\napp = EchoMQ()\n"
+        "@app.task\nasync def send(to: int = Inject()) -> None: ...\n"
+        "async def main() -> None:\n    async with app.running(): ...\nasyncio.run(main())\n"
+    )
+    code, _, log = start("lacking:app").end()
+    assert code == 2
+    assert "nothing provides int" in log
+    assert "lacking.py, line 7)" in log
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -511,6 +523,7 @@ async def test_without_a_server_at_the_end_it_names_the_jobs(
         (["program:app", "--strict"], "name each queue that shares slots with -q"),
         (["program:app", "-q", "high=much"], "-q high=much: must be NAME"),
         (["program:app", "-q", "high=3", "--strict"], "or without --strict NAME=WEIGHT"),
+        (["program:app", "-q", "high,low"], "-q high,low: each names one queue; write -q high -q low"),
         (["program:app", "-q", "high=0"], "weight of 'high'"),
         (["program:app", "-q", "high", "-q", "high=3"], "is named twice"),
         (["program:worker", "-q", "high"], "is a Worker, which has its queue"),

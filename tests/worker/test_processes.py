@@ -408,10 +408,13 @@ async def test_a_process_that_holds_too_much_memory_ends(queue: Queue, url: str)
         assert small == again != await result(queue, "pid")
 
 
-async def test_as_many_processes_as_are_needed_and_no_more_than_its_size(queue: Queue, url: str) -> None:
-    async with Worker(
-        "computed", route=route, connection=url, processes=ProcessPool(size=2, warm=False), concurrency=8
-    ):
+@pytest.mark.parametrize("size", [2, None], ids=["size", "processors"])
+async def test_as_many_processes_as_are_needed_and_no_more_than_its_size_or_the_processors(
+    queue: Queue, url: str, monkeypatch: pytest.MonkeyPatch, size: int | None
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2 if size is None else 64)
+    pool = ProcessPool(size=size, warm=False)
+    async with Worker("computed", route=route, connection=url, processes=pool, concurrency=8):
         assert children() == []
         await result(queue, "pid")
         assert len(children()) == 1

@@ -51,6 +51,7 @@ class Held:
         end: what its handler returned, or raised, where hooks are told of that.
         outcome: of a run that was cut short, what it could not return itself.
         timed_out: whether its run took longer than it may.
+        took: seconds that its handler took; set only where a journal is kept.
     """
 
     __slots__ = (
@@ -73,7 +74,10 @@ class Held:
         "timed_out",
         "token",
         "told",
+        "took",
     )
+
+    took: float
 
     def __init__(self, job: StoredJob, token: str, renewed_at: float) -> None:
         self.job = job

@@ -117,14 +117,14 @@ class Processes:
     """A pool of children.
 
     Args:
-        size: how many at most.
+        size: how many at most, where ``options`` does not say and the machine has so many processors.
         options: when they end, and when they start.
         home: of the worker, whose jobs they run.
         carry: makes a child's calls.
     """
 
     def __init__(self, size: int, options: ProcessPool, home: Home, carry: Carry) -> None:
-        self._size = options.size or size
+        self._size = options.size or min(size, os.cpu_count() or 1)
         self._options = options
         self._home = home
         self._keys = home.keys

@@ -55,7 +55,7 @@ def dev(
 
     The worker starts anew when a Python file changes; what it runs then has 3 seconds to finish, and goes back. Where the app can
     not be loaded it says why, and waits for a change. Where neither it nor you name a server, one of your own is started, whose
-    jobs are kept.
+    jobs are kept. Each job that ends is a line of the log.
     """
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
@@ -68,6 +68,7 @@ def dev(
             "worker",
             f"--log-level={log_level}",
             f"--log-format={LogFormat.short.value}",
+            "--log-jobs",
             f"--shutdown-timeout={_GRACE:g}",
             "--",
             target,

@@ -157,6 +157,9 @@ def worker(
         typer.Option(metavar="FOLDER", help="Where to look for changes; left out, here.", show_default=False),
     ] = None,
     log_level: Annotated[str, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = "info",
+    log_jobs: Annotated[
+        bool, typer.Option("--log-jobs", help="Log a line for each job that ends; --log-level debug does so too.")
+    ] = False,
     log_format: Annotated[
         LogFormat,
         typer.Option(help="As text, short text, or one JSON object a line, with queue, job_id and job_name."),
@@ -180,6 +183,8 @@ def worker(
     if level is None:
         refuse(f"--log-level {log_level}: must be debug, info, warning or error")
     log_to_stderr(level, log_format)
+    if log_jobs:
+        logging.getLogger("echomq.jobs").setLevel(logging.DEBUG)
     parent = Parent.of(os.environ)
     announce = Announcer(ready_file, as_json, log_format)
     if ready_file is not None and parent is None:

@@ -6,6 +6,7 @@ import importlib
 import logging
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ _OWN_SERVER: Final = "embedded://memory"
 _SHARED_SERVER: Final = "use embedded://NAME, which processes share"
 _POLICIES: Final = {"default": RetryPolicy.DEFAULT, "always": RetryPolicy.ALWAYS}
 _OURS: Final = str(Path(__file__).parents[2])
+_PYTHONS: Final = sysconfig.get_path("stdlib") + os.sep
 
 
 def refuse(message: str, command: str = "worker") -> NoReturn:
@@ -107,8 +109,14 @@ def _from_the_module_on(trace: TracebackType | None) -> TracebackType | None:
 
 def _place(trace: TracebackType | None) -> str:
     """Where the user's code was."""
-    theirs = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(_OURS)]
+    theirs = [frame for frame in traceback.extract_tb(trace) if _is_theirs(frame.filename)]
     return f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
+
+
+def _is_theirs(file: str) -> bool:
+    if file.startswith((_OURS, "<frozen ")):
+        return False
+    return not file.startswith(_PYTHONS) or "-packages" in file.removeprefix(_PYTHONS)
 
 
 def check_server(target: str, found: EchoMQ | Worker, processes: int) -> None:
@@ -141,6 +149,10 @@ def shared(
         refuse("name each queue that shares slots with -q, as in -q high=3 -q low=1, and no other")
     weights: dict[str, int] = {}
     for share in shares:
+        if "," in share:
+            refuse(
+                f"-q {share}: each names one queue; write {' '.join(f'-q {one.strip()}' for one in share.split(','))}"
+            )
         name, equals, weight = share.rpartition("=")
         if not equals:
             name, weight = share, ""
