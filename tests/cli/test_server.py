@@ -55,6 +55,21 @@ def test_a_server_is_started_looked_at_and_stopped(home: Path) -> None:
     assert run_json("stop", "orders") == {"name": "orders", "ending": "not running", "users": []}
 
 
+def test_servers_are_listed(home: Path) -> None:
+    assert "there is no embedded server yet" in run("list").stderr
+    assert run_json("list") == {"servers": []}
+    run("start", "orders")
+    run("start", "mails")
+    run("stop", "mails")
+    mails, orders = run("list").stdout.splitlines()
+    assert mails.split() == ["embedded://mails", "not", "running", str(home / "mails")]
+    assert orders.split() == ["embedded://orders", "running", str(home / "orders")]
+    assert [(one["name"], one["running"]) for one in run_json("list")["servers"]] == [
+        ("mails", False),
+        ("orders", True),
+    ]
+
+
 def test_a_server_that_runs_keeps_the_stricter_fsync_and_says_so() -> None:
     run("start", "orders", "--fsync", "always")
     said = run("start", "orders", "--fsync", "everysec")

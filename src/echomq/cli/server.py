@@ -65,6 +65,23 @@ def status(name: Name = "default", as_json: AsJson = False) -> None:
         raise typer.Exit(3)
 
 
+@app.command("list")
+def list_servers(as_json: AsJson = False) -> None:
+    """List this user's servers, and where each is."""
+    try:
+        servers = [embedded.status(name) for name in embedded.names()]
+    except EchoMQError as error:
+        raise _failure(error) from error
+    if as_json:
+        typer.echo(msgspec.json.encode({"servers": servers}).decode())
+    elif not servers:
+        typer.echo(
+            "there is no embedded server yet; the first is made when an app or a command uses embedded://NAME", err=True
+        )
+    for now in () if as_json else servers:
+        typer.echo(f"embedded://{now.name:<20} {'running' if now.running else 'not running':<12} {now.path}")
+
+
 @app.command()
 def stop(
     name: Name = "default",

@@ -21,7 +21,7 @@ What can be lost:
 
 from echomq._redis.embedded.control import Ending, Status, start, status, stop
 from echomq._redis.embedded.member import EmbeddedServer, Fsync, join, join_async
-from echomq._redis.embedded.places import data_folder
+from echomq._redis.embedded.places import data_folder, names
 
 __all__ = [
     "EmbeddedServer",
@@ -31,6 +31,7 @@ __all__ = [
     "data_folder",
     "join",
     "join_async",
+    "names",
     "start",
     "status",
     "stop",

@@ -68,6 +68,22 @@ def home() -> Path:
         ) from error
 
 
+def names() -> list[str]:
+    """The names of the embedded servers that have a folder.
+
+    Raises:
+        InvalidOption: there is no home folder and ``ECHOMQ_HOME`` is not set.
+    """
+    try:
+        return sorted(one.name for one in home().iterdir() if one.is_dir() and _NAME.fullmatch(one.name))
+    except FileNotFoundError:  # there was none yet
+        return []
+    except OSError as error:
+        raise InvalidOption(
+            f"the folder of the embedded servers cannot be read: {error}; set ECHOMQ_HOME to one that this user can read"
+        ) from error
+
+
 def make_data_folder(folder: Path) -> None:
     """Make the folder, readable for its owner only.
 
