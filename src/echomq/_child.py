@@ -86,7 +86,7 @@ class _Channel:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._file = connection.makefile("rb", buffering=64 * 1024)
-        self._lock = threading.RLock()
+        self._lock = forks.new_recursive_lock()
         self._number = 0
 
     def descriptor(self) -> int | None:
@@ -380,6 +380,8 @@ def _plain(value: Any) -> Any:
 
 
 def _log_through(channel: _Channel, levels: dict[str, int]) -> None:
-    logging.root.addHandler(_ToParent(channel))
+    handler = _ToParent(channel)
+    logging.root.addHandler(handler)
+    os.register_at_fork(after_in_child=lambda: logging.root.removeHandler(handler))  # it has no way to the parent
     for name, level in levels.items():
         logging.getLogger(name or None).setLevel(level)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
 
+from echomq._from_process import attribute
 from echomq.errors import InvalidOption
 from echomq.options import shown
 
@@ -43,6 +44,7 @@ _PERMANENT: Final = frozenset(
         "pydantic.v1.error_wrappers.ValidationError",
     }
 )
+_exceptions_of: Final = vars(BaseExceptionGroup)["exceptions"].__get__
 _URLLIB_HTTP: Final = "urllib.error.HTTPError"
 _TRY_AGAIN: Final = frozenset({408, 425, 429})
 _MOST_LEAVES: Final = 1_000
@@ -112,7 +114,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
                 return "unknown"
             kind = self._named(one)
             if kind is None and issubclass(type(one), BaseExceptionGroup):
-                left += one.exceptions  # type: ignore[attr-defined]
+                left += _exceptions_of(one)  # not by code of its class
                 continue
             found.add(kind or (_by_our_rules(one) if self.defaults else "unknown"))
         if found == {"permanent"}:
@@ -166,9 +168,9 @@ def _by_our_rules(error: BaseException) -> ErrorKind:
 
 def _status_of(error: Any, names: list[str]) -> int | None:
     """The HTTP status that an error carries, if it is one of failure."""
-    candidates = [getattr(getattr(error, "response", None), "status_code", None), getattr(error, "status", None)]
+    candidates = [getattr(attribute(error, "response"), "status_code", None), attribute(error, "status")]
     if _URLLIB_HTTP in names:  # elsewhere `code` means anything
-        candidates.append(getattr(error, "code", None))
+        candidates.append(attribute(error, "code"))
     for status in candidates:
         if isinstance(status, int) and not isinstance(status, bool) and 400 <= status <= 599:
             return int(status)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import dataclasses
 import logging
 import os
 import signal
@@ -55,6 +56,62 @@ class BadNew(Exception):
         return super().__new__(cls, *args)
 
 
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
+def is_the_worker() -> bool:
+    return not any(name.startswith("echomq._child") for name in sys.modules)
+
+
+class NoAttributes(Exception):
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise RuntimeError("it has none")
+
+
+class Registers(Exception):
+    def __init_subclass__(cls) -> None:
+        if cls.__module__ != __name__ or not hasattr(cls, "code"):
+            raise RuntimeError("code of a class ran in the worker")
+
+
+class Below(Registers):
+    code = 1
+
+
+def below() -> BaseException:
+    class Hidden(Registers):
+        code = 2
+
+    return Hidden("below")
+
+
+class Reads(Exception):
+    """Does harm where it is asked for what a retry policy wants to know."""
+
+    @property
+    def response(self) -> Any:
+        if is_the_worker():
+            raise SystemExit("read in the worker")
+        return None
+
+    status = code = exceptions = response
+
+
+class ReckonsLater(RetryLater):
+    """Where ``after`` is code."""
+
+    def __init__(self) -> None:
+        Exception.__init__(self, "reckoned")
+
+    @property
+    def after(self) -> float:  # type: ignore[override]
+        if is_the_worker():
+            raise SystemExit("read in the worker")
+        return 60.0
+
+
 NOBODY: Any = object()
 """In place of a job, where some error is made outside of one."""
 
@@ -80,7 +137,14 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "unrecoverable": lambda: Unrecoverable("stolen"),
     "later": lambda: RetryLater(60, "not yet"),
     "limited": lambda: RateLimited(0.2),
+    "reckoned": lambda: ReckonsLater(),
     "generator": lambda: GeneratorExit("closed"),
+    "frozen": lambda: Frozen(3),
+    "no attributes": lambda: NoAttributes("x"),
+    "below": lambda: Below("x"),
+    "hidden": below,
+    "frozen in a group": lambda: ExceptionGroup("one", [Frozen(1)]),
+    "reads": lambda: Reads("x"),
 }
 
 
@@ -208,6 +272,17 @@ def hold(size: int) -> int:
 
 
 kept: list[bytearray] = []
+
+
+def log_in_a_fork(file: str) -> int:
+    child = os.fork()
+    if child == 0:
+        with open(file, "w") as sys.stderr:
+            log.warning("from the fork")
+        os._exit(0)
+    os.waitpid(child, 0)
+    log.warning("after the fork")
+    return os.getpid()
 
 
 def fork() -> str:

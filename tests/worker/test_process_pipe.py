@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 import pytest
 
-from echomq import JobNotFound, LockLost, RetryLater, errors
+from echomq import JobNotFound, LockLost, RetryLater, RetryPolicy, errors
+from echomq._from_process import from_process
 from echomq._log import running_job
 from echomq._worker import pipe
-from echomq._worker.outcome import from_process, reason_of, trace_of
+from echomq._worker.outcome import reason_of, trace_of
 from tests.worker import process_tasks
 
 
@@ -47,7 +49,7 @@ def test_an_error_keeps_its_class_its_reason_and_its_trace(name: str) -> None:
     assert type(made).__name__ == type(error).__name__
     if name != "attribute":  # nobody can look at that one
         assert (reason_of(made), trace_of(made)) == (reason_of(error), trace_of(error))
-    if name not in ("local", "attribute"):
+    if name not in ("local", "hidden", "attribute"):
         assert type(made) is type(error)
     assert from_process(made) is not None
 
@@ -77,6 +79,40 @@ def test_the_status_of_an_http_error_comes_along() -> None:
     error.response = type("Response", (), {"status_code": 502, "__reduce__": None})()
     made: Any = again(error)
     assert made.response.status_code == 502
+
+
+def test_what_is_called_as_the_status_of_a_response_stays_an_attribute() -> None:
+    error: Any = ValueError("x")
+    error.status_code = 429
+    made: Any = again(error)
+    assert made.status_code == 429
+    assert not hasattr(made, "response")
+
+
+def test_what_a_policy_wants_to_know_is_not_read_by_the_errors_class() -> None:
+    read = list[str]()
+
+    class Reads(Exception):
+        def __getattr__(self, name: str) -> Any:
+            read.append(name)
+            raise AttributeError(name)
+
+        @property
+        def status(self) -> int:
+            read.append("status")
+            return 404
+
+    module: Any = sys.modules[__name__]
+    Reads.__qualname__ = "Reads"
+    module.Reads = Reads
+    try:
+        made = again(Reads("x"))
+    finally:
+        del module.Reads
+    assert type(made) is Reads
+    read.clear()
+    assert RetryPolicy.DEFAULT.kind(made) == "permanent"
+    assert read == []
 
 
 @pytest.mark.parametrize("error", [LockLost("lost"), JobNotFound("gone", found="active"), errors.ServerError("OOM x")])

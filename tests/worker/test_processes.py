@@ -183,6 +183,15 @@ async def test_a_handler_that_forks_has_one_outcome(queue: Queue) -> None:
     assert len(children()) == 1
 
 
+@pytest.mark.usefixtures("worker")
+async def test_a_fork_may_log_and_has_no_way_to_the_worker(
+    queue: Queue, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await result(queue, "log_in_a_fork", str(tmp_path / "printed"))
+    assert [one.getMessage() for one in caplog.records if one.name == "tests.processes"] == ["after the fork"]
+    assert (tmp_path / "printed").read_text() == "from the fork\n"  # as Python prints what nobody handles
+
+
 # -- errors ----------------------------------------------------------------------------------------------------------------
 
 REASONS = {
@@ -200,6 +209,12 @@ REASONS = {
     "memory": "MemoryError: no more",
     "cancelled": "CancelledError",
     "generator": "GeneratorExit: closed",
+    "frozen": "Frozen: ",
+    "no attributes": "NoAttributes: x",
+    "below": "Below: x",
+    "hidden": "Hidden: below",
+    "frozen in a group": r"ExceptionGroup: one \(1 sub-exception\)",
+    "reads": "Reads: x",
     "stop": "StopIteration: 1",
     "unicode": "UnicodeDecodeError: 'utf-8' codec",
     "surrogate": r"ValueError: \\ud800",
@@ -256,13 +271,14 @@ async def test_policies_see_the_errors_class(queue: Queue, url: str) -> None:
 
 @pytest.mark.usefixtures("worker")
 async def test_outcomes_that_a_handler_chooses(queue: Queue) -> None:
-    later, limited = await queue.add("fail", ["later"]), await queue.add("fail", ["limited"], attempts=1)
+    later, reckoned = await queue.add("fail", ["later"]), await queue.add("fail", ["reckoned"])
 
-    async def is_delayed() -> bool:
-        found = await later.refresh()
-        return found is not None and found.state == "delayed" and found.attempts_made == 0
+    async def are_delayed() -> bool:
+        found = [await one.refresh() for one in (later, reckoned)]
+        return all(one is not None and one.state == "delayed" and one.attempts_made == 0 for one in found)
 
-    await wait_until(is_delayed, timeout=30)
+    await wait_until(are_delayed, timeout=30)
+    limited = await queue.add("fail", ["limited"], attempts=1)
 
     async def was_put_back() -> bool:
         found = await limited.refresh()

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from echomq import errors
+from echomq._from_process import attribute, from_process
 from echomq._store.codec import (
     RunOptions,
     StoredJob,
@@ -39,7 +40,6 @@ from echomq.retry_policy import ErrorKind, RetryPolicy
 
 MAX_TEXT = 64 * 1024
 DEFAULT_TRACES = 10
-_cause_of = vars(BaseException)["__cause__"].__get__
 _OURS = str(Path(__file__).parents[1])
 
 STALLED_TOO_OFTEN = "job stalled more than allowable limit"
@@ -49,20 +49,6 @@ UNREADABLE = "the error that it raised cannot be read"
 
 Delays = Callable[[StoredJob, RunOptions, int, BaseException], float | None]
 Kinds = Callable[[StoredJob, BaseException, RetryPolicy | None], ErrorKind]
-
-
-class FromProcess(Exception):
-    """The cause of an error that a handler raised in another process: what is known of it there.
-
-    Attributes:
-        reason: as ``reason_of`` says it there.
-        trace: as ``trace_of`` does.
-    """
-
-    def __init__(self, reason: str, trace: str) -> None:
-        super().__init__(f"\n{trace}")
-        self.reason = reason
-        self.trace = trace
 
 
 class Encoded(NamedTuple):
@@ -143,9 +129,9 @@ class Ends:
         """The handler raised."""
         try:
             if isinstance(error, errors.RetryLater):
-                return Delayed(held.job.id, held.token, to_seconds(error.after, "RetryLater(after)"))
+                return Delayed(held.job.id, held.token, to_seconds(attribute(error, "after"), "RetryLater(after)"))
             if isinstance(error, errors.RateLimited):
-                return RateLimited(held.job.id, held.token, to_seconds(error.after, "RateLimited(after)"))
+                return RateLimited(held.job.id, held.token, to_seconds(attribute(error, "after"), "RateLimited(after)"))
         except (errors.InvalidOption, AttributeError) as wrong:  # a subclass that forgot to call ours
             error = wrong
         kind: FailureKind = "unrecoverable"
@@ -214,12 +200,6 @@ class Ends:
             return b"[]"
         traces = [*held.job.stacktrace(), trace_of(error)][-limit:]
         return encode_json(traces, "stacktrace")
-
-
-def from_process(error: BaseException) -> FromProcess | None:
-    """What is known of an error that was raised in another process; None for any other."""
-    cause = _cause_of(error)  # not by the error's own class, which may do what it likes
-    return cause if type(cause) is FromProcess else None
 
 
 _NO_RESULT = Encoded(b"null")

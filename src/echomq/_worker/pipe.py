@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from echomq._worker.outcome import UNREADABLE, FromProcess, printable, reason_of, trace_of
+from echomq._from_process import FromProcess, comes_from
+from echomq._worker.outcome import UNREADABLE, printable, reason_of, trace_of
 
 Frame: TypeAlias = Any
 """A list; its first element says what it is."""
@@ -31,6 +32,8 @@ MOST_BYTES: Final = 512 * 1024 * 1024
 
 _MOST_ARGUMENTS: Final = 64 * 1024
 _MOST_LEAVES: Final = 100
+_WE_READ: Final = ("after", "status")
+"""Attributes that a worker looks at; there it must not run the code of a class that reckons them."""
 _MARK: Final = 0xEC40
 _HEAD: Final = struct.Struct("<HI")
 """A mark, so that what somebody else writes into the socket is not taken for a frame; and the length."""
@@ -95,6 +98,7 @@ class _Told(NamedTuple):
     Attributes:
         kinds: module and qualified name of its class and of its bases, the closest first.
         args, attributes: as far as they are plain.
+        response_status: the ``status_code`` of its ``response``, if it has one.
         leaves: of a group, what it holds.
         reason, trace: as they are stored.
     """
@@ -102,6 +106,7 @@ class _Told(NamedTuple):
     kinds: list[tuple[str, str]]
     args: bytes
     attributes: bytes
+    response_status: int | None
     leaves: list[Any]
     reason: str
     trace: str
@@ -114,23 +119,23 @@ def told(error: BaseException, leaves: int = _MOST_LEAVES) -> Frame:
         inner: list[Any] = []
         if isinstance(error, BaseExceptionGroup) and leaves > 1:
             inner = [told(one, leaves // 2) for one in error.exceptions[:leaves]]
-        return list(_Told(kinds, _args_of(error), _attributes_of(error), inner, reason_of(error), trace_of(error)))
+        plain = _args_of(error), _attributes_of(error), _response_status_of(error)
+        return list(_Told(kinds, *plain, inner, reason_of(error), trace_of(error)))
     except BaseException:  # one that does harm when it is looked at
-        return list(_Told(kinds, _encode([]), _encode({}), [], UNREADABLE, UNREADABLE))
+        return list(_Told(kinds, _encode([]), _encode({}), None, [], UNREADABLE, UNREADABLE))
 
 
 def told_again(parts: Frame) -> BaseException:
     """The error, of the same class where that is known here; else of one that has its name and its nearest known base."""
-    kinds, args, attributes, leaves, reason, trace = parts
-    error = _made(_class_of(kinds), _decode(args), [told_again(one) for one in leaves])
+    kinds, args, attributes, response_status, leaves, reason, trace = parts
     plain = _decode(attributes)
-    if "status_code" in plain:
-        plain["response"] = SimpleNamespace(status_code=plain.pop("status_code"))
+    if response_status is not None:
+        plain["response"] = SimpleNamespace(status_code=response_status)
     try:
-        object.__getattribute__(error, "__dict__").update(plain)
-    except AttributeError:
-        pass
-    error.__cause__ = FromProcess(reason, trace)
+        error = _made(_class_of(kinds), _decode(args), [told_again(one) for one in leaves])
+    except Exception:  # its class is one that cannot be made anew here
+        error = Exception(reason)
+    comes_from(error, FromProcess(reason, trace), plain)
     return error
 
 
@@ -161,12 +166,29 @@ def _attributes_of(error: BaseException) -> bytes:
                 continue
             if size <= _MOST_ARGUMENTS and isinstance(name, str):
                 plain[_text(name)] = plain_value
-        status = getattr(getattr(error, "response", None), "status_code", None)  # what a RetryPolicy looks for
-        if isinstance(status, int):
-            plain["status_code"] = int(status)
+        for name in _WE_READ:
+            if name not in plain and (value := _number_of(error, name)) is not None:
+                plain[name] = value
         return _encode(plain)
     except BaseException:  # as above
         return _encode({})
+
+
+def _number_of(error: BaseException, name: str) -> float | None:
+    try:
+        value = getattr(error, name, None)
+        number = value.total_seconds() if isinstance(value, timedelta) else value
+        return number if type(number) in (int, float) and len(_encode(number)) < 10 else None
+    except BaseException:  # as above
+        return None
+
+
+def _response_status_of(error: Any) -> int | None:
+    try:
+        status = getattr(getattr(error, "response", None), "status_code", None)  # what a RetryPolicy looks for
+        return int(status) if isinstance(status, int) and 0 <= status < 1000 else None
+    except BaseException:  # as above
+        return None
 
 
 def _class_of(kinds: list[Any]) -> type[BaseException]:
@@ -174,7 +196,8 @@ def _class_of(kinds: list[Any]) -> type[BaseException]:
     known: type[BaseException] = Exception
     for module, name in kinds:
         found = _known("__main__" if module == "__mp_main__" else module, name)
-        if found is not None:
+        # To make a class below one that has an `__init_subclass__` runs that.
+        if found is not None and not (unknown and "__init_subclass__" in _names_of_users(found)):
             known = found
             break
         unknown.append((module, name))
@@ -192,10 +215,14 @@ def _known(module: str, name: str) -> type[BaseException] | None:
         if type(found) is not type or not issubclass(found, BaseException):
             return None
         # One whose attributes are got by code of its own cannot even be raised without running that.
-        own = {name for kind in found.__mro__ if kind.__module__ != "builtins" for name in vars(kind)}
-        return None if own & {"__getattribute__", "__class__"} else found
+        return None if _names_of_users(found) & {"__getattribute__", "__class__"} else found
     except Exception:  # there is no such thing, or it is something else here
         return None
+
+
+def _names_of_users(kind: type) -> set[str]:
+    """What its classes define, those of the interpreter apart."""
+    return {name for one in kind.__mro__ if one.__module__ != "builtins" for name in vars(one)}
 
 
 def _made(kind: type[BaseException], args: list[Any], leaves: list[BaseException]) -> BaseException:

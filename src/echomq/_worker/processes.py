@@ -24,13 +24,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 from echomq import errors
+from echomq._from_process import from_process
 from echomq._log import logger
 from echomq._redis import forks
 from echomq._store.codec import id_out
 from echomq._store.home import Home
 from echomq._worker import pipe
 from echomq._worker.held import Held
-from echomq._worker.outcome import Encoded, from_process
+from echomq._worker.outcome import Encoded
 from echomq.options import ProcessPool, shown
 
 Carry = Callable[[str, Sequence[Any]], Awaitable[Any]]

@@ -8,13 +8,14 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from echomq._from_process import from_process
 from echomq._log import about, logger
 from echomq._store.codec import RunOptions, StoredJob, cancel_reason, too_late
 from echomq._store.finish import Failed, Outcome, Retry
 from echomq._worker.beside import loop_runs
 from echomq._worker.forked import leave_fork
 from echomq._worker.held import Held, Hold
-from echomq._worker.outcome import Ends, from_process, goes_without_trace, reason_of, users_part
+from echomq._worker.outcome import Ends, goes_without_trace, reason_of, users_part
 from echomq.models import FailureKind
 
 Call = Callable[[Held], Awaitable[Any]]
