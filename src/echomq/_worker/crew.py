@@ -288,11 +288,13 @@ class Crew:
         for position, lane in enumerate(lanes):
             if lane.done() and not self.pump.idle:  # by a fault: what is in hand must still be stored
                 lanes[position] = asyncio.create_task(self.pump.lane(), name="echomq pump")
+        running = self.pump.handlers
         logger.info(
-            "worker %s stops; %s up to %g s to finish",
+            "worker %s stops; %s",
             self._plan.name,
-            "1 job has" if self.pump.handlers == 1 else f"{self.pump.handlers} jobs have",
-            self._plan.shutdown_timeout,
+            f"{'1 job has' if running == 1 else f'{running} jobs have'} up to {self._plan.shutdown_timeout:g} s to finish"
+            if running
+            else "none of its jobs is running",
         )
         await self._until_quiet(self._plan.shutdown_timeout, running_only=True, unless_hurried=True)
         self.pump.stop_running(self._latest_first(), "the worker stops")
