@@ -374,7 +374,9 @@ class _ToParent(logging.Handler):
 
 
 def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float)):
+    if value is None or isinstance(value, float):
+        return value
+    if isinstance(value, int) and -(2**63) <= value < 2**64:  # larger ones have no form in a frame
         return value
     return printable(value if isinstance(value, str) else str(value))
 

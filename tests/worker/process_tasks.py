@@ -217,7 +217,7 @@ def tell_too_late() -> None:
 
 
 def write_log() -> int:
-    log.warning("a %s record", "child's", extra={"seat": 7})
+    log.warning("a %s record", "child's", extra={"seat": 7, "large": 2**80})
     log.debug("not wanted")
     try:
         raise ValueError("shown")
