@@ -448,6 +448,11 @@ class Worker:
             )
         return home
 
+    def _leave(self, cleaning_up: float) -> None:
+        """Stops, and gives running jobs back at once; their handlers have so many seconds for cleaning up."""
+        if self._session is not None:
+            self._session.stop(hurry=True, cleaning_up=cleaning_up)
+
     async def _take_from_dead(self, process: str, patience: float) -> None:
         """Puts back at once what a process had in hand of this queue, for a supervisor that saw it die.
 
@@ -559,12 +564,12 @@ class _Session:
             name, queue = self._worker.name, self._worker.queue
             logger.error("worker %s of queue %s works no more: %s: %s", name, queue, type(error).__name__, error)
 
-    def stop(self, *, hurry: bool = False) -> None:
+    def stop(self, *, hurry: bool = False, cleaning_up: float | None = None) -> None:
         self._stop.set()
         if hurry:
             self._hurry = True
             if self._crew is not None:
-                self._crew.hurry()
+                self._crew.hurry(cleaning_up)
 
     def stop_when_empty(self) -> None:
         self._until_empty = True

@@ -33,7 +33,7 @@ SLACK = 4.0
 """Seconds that a slow test machine may add: a new process has to start on it. Far below the 30 of a lock."""
 
 PROGRAM = """\
-import asyncio, json, os, time
+import asyncio, contextlib, json, os, time
 from echomq import Worker
 
 report = os.open(os.environ["REPORT"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -49,6 +49,11 @@ async def process(job):
             os._exit(3)
         if job.data.get("how") == "block":
             time.sleep(job.data["seconds"])
+        if job.data.get("how") == "thread":
+            await asyncio.to_thread(time.sleep, job.data["seconds"])
+        while job.data.get("how") == "stubborn":
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(job.data["seconds"])
         await asyncio.sleep(job.data.get("seconds", 0))
     say("end", job)
 
@@ -220,7 +225,7 @@ async def test_while_the_server_is_away(start: Start, queue: Queue, server: Serv
     assert_sound(server, jobs=1, ended=[job.id], starts=2, stalls=1)
 
 
-@pytest.mark.parametrize("doing", ["nothing", "sleep", "block"])
+@pytest.mark.parametrize("doing", ["nothing", "sleep", "block", "thread", "stubborn"])
 async def test_the_supervisor_itself_is_killed(doing: str, start: Start, queue: Queue, server: Server) -> None:
     group = start(server.url)
     await group.ready()

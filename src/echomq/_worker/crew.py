@@ -183,6 +183,7 @@ class Crew:
         self._away_since: float | None = None  # monotonic, for other threads
         self._said = ""
         self._hurry = asyncio.Event()
+        self._cleaning_up = _AFTER_CANCEL
         self._task: asyncio.Task[Any] | None = None
 
     @property
@@ -216,8 +217,10 @@ class Crew:
         self.pump.open()
         self._sweeper.changed()
 
-    def hurry(self) -> None:
-        """Gives running jobs back at once, instead of waiting for them."""
+    def hurry(self, cleaning_up: float | None = None) -> None:
+        """Gives running jobs back at once, instead of waiting for them; with so many seconds for what handlers clean up."""
+        if cleaning_up is not None:
+            self._cleaning_up = cleaning_up
         self._hurry.set()
 
     async def work(self, stop: asyncio.Event, *, until_empty: bool) -> list[Held]:
@@ -298,7 +301,7 @@ class Crew:
         )
         await self._until_quiet(self._plan.shutdown_timeout, running_only=True, unless_hurried=True)
         self.pump.stop_running(self._latest_first(), "the worker stops")
-        await self._until_quiet(_AFTER_CANCEL, running_only=True)
+        await self._until_quiet(self._cleaning_up, running_only=True)
         for held in self.pump.give_back_running():
             logger.warning(
                 "the handler of job %s (%s) does not stop; what it still returns is discarded",

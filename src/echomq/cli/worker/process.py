@@ -25,6 +25,10 @@ _TELL_EVERY: Final = 1.0
 _FOR_ENDING: Final = 2.0
 """Seconds that the event loop and the interpreter may take to end when all else has."""
 
+_ORPHANS_CLEANING: Final = 0.3
+_ORPHANS_ENDING: Final = 0.2
+"""Both where the parent is gone: within a second of it so is this process."""
+
 
 class Process:
     """The workers of this process.
@@ -40,6 +44,7 @@ class Process:
         self._parent = parent
         self._closing: list[asyncio.Task[None]] = []
         self._asked = 0
+        self._for_ending = _FOR_ENDING
         self._reporter = _Reporter(self.state, self._told)
         self._was_ready = self._was_held_up = False
 
@@ -82,7 +87,7 @@ class Process:
 
         The event loop waits for tasks that do not heed that they are cancelled, and for threads of ``asyncio.to_thread``.
         """
-        time.sleep(_FOR_ENDING)
+        time.sleep(self._for_ending)
         logging.getLogger("echomq").warning("what a handler has left running does not end: the process ends without it")
         if self._parent is None:
             self._announce.stopped(code)
@@ -107,8 +112,10 @@ class Process:
         self._parent_heard.set()
         logging.getLogger("echomq").error("the parent of this worker process is gone: it gives its jobs back and ends")
         self._asked += 1
+        self._for_ending = _ORPHANS_ENDING
+        for one in self._workers:
+            one._leave(_ORPHANS_CLEANING)
         self._stop.set()
-        self._hurry()
 
     def _hurry(self) -> None:
         loop = asyncio.get_running_loop()
