@@ -16,7 +16,7 @@ from echomq._redis import embedded
 from echomq._redis.embedded.places import MEMORY
 from echomq.cli._logs import LogFormat, log_to_stderr
 from echomq.cli.worker import run_anew
-from echomq.cli.worker.announce import Announcer
+from echomq.cli.worker.announce import Announcer, let_no_stream_decide
 from echomq.cli.worker.state import WorkerState
 from echomq.cli.worker.target import refuse
 
@@ -61,6 +61,7 @@ def dev(
     if level is None:
         refuse(f"--log-level {log_level}: must be debug, info, warning or error", "dev")
     log_to_stderr(level, LogFormat.short)
+    let_no_stream_decide()
     named = url or os.environ.get("ECHOMQ_URL")
     with _server(named or SERVER, of_app=not named) as (reached, announce):
         os.environ["ECHOMQ_URL"] = reached

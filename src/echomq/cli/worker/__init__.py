@@ -17,7 +17,7 @@ from echomq import Backoff, Worker
 from echomq.cli._logs import LogFormat, log_to_stderr
 from echomq.cli._loop import run_in_loop
 from echomq.cli._shell import seconds_option
-from echomq.cli.worker.announce import Announcer
+from echomq.cli.worker.announce import Announcer, let_no_stream_decide
 from echomq.cli.worker.parent import Parent
 from echomq.cli.worker.probe import Probe
 from echomq.cli.worker.process import Process
@@ -183,6 +183,7 @@ def worker(
     if level is None:
         refuse(f"--log-level {log_level}: must be debug, info, warning or error")
     log_to_stderr(level, log_format)
+    let_no_stream_decide()
     if log_jobs:
         logging.getLogger("echomq.jobs").setLevel(logging.DEBUG)
     parent = Parent.of(os.environ)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import logging
@@ -13,6 +14,20 @@ from typing import Any
 
 from echomq.cli._logs import LogFormat
 from echomq.cli.worker.state import WorkerState
+
+
+def let_no_stream_decide() -> None:
+    """What cannot be printed (a full disk, a pipe that nobody reads) changes no exit code: Python would make it 120."""
+    atexit.register(_drop_what_is_left)
+
+
+def _drop_what_is_left() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Announcer:
