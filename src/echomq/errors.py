@@ -39,14 +39,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 _LONGEST_WAIT: Final = 10 * 365 * 86_400
 """Seconds. As ``MAX_DELAY`` of the options, whose module needs this one."""
 
 
+def _again(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
+    return kind.__new__(kind, *args)
+
+
+def _copied(error: Exception) -> tuple[Any, ...]:
+    """How a copy is made, also a pickled one: without ``__init__``, as nobody knows any more what that was given."""
+    return _again, (type(error), error.args), vars(error)
+
+
 class EchoMQError(Exception):
     """Base of every error that EchoMQ raises."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _copied(self)
 
 
 class InvalidOption(EchoMQError, ValueError):
@@ -279,6 +291,9 @@ class OutcomesNotStored(EchoMQError):
 
 class Outcome(Exception):
     """Base of what a handler raises to choose how its run ends."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _copied(self)
 
 
 class Unrecoverable(Outcome):
