@@ -15,8 +15,8 @@ NOISE = 0.15
 SAME = 1.005
 """Up to this ratio a figure counts as no more than another: the servers' own tables come in such steps."""
 
-OURS, NODE, PYTHON = "echomq", "bullmq_node", "bullmq_py"
-NAMES = {OURS: "EchoMQ", NODE: "Node bullmq", PYTHON: "BullMQ Python"}
+OURS, NODE, PYTHON, FLOOR = "echomq", "bullmq_node", "bullmq_py", "floor"
+NAMES = {OURS: "EchoMQ", NODE: "Node bullmq", PYTHON: "BullMQ Python", FLOOR: "the machine itself"}
 
 Row = dict[str, Any]
 
@@ -196,9 +196,12 @@ class Targets:
         scripts = self.rows.of("script", server=self.server, peer=OURS)
         if scripts:
             longest = max(scripts, key=lambda row: row["max_ms"])
-            node = max((row["max_ms"] for row in self.rows.of("script", server=self.server, peer=NODE)), default=0)
+            node, floor = (
+                max((row["max_ms"] for row in self.rows.of("script", server=self.server, peer=peer)), default=0)
+                for peer in (NODE, FLOOR)
+            )
             self.plain(
-                "longest script, ms",
+                f"longest script, ms (floor {floor:.1f})",
                 f"{node:.1f}",
                 f"{longest['max_ms']:.1f} ({longest['what']})",
                 "at most 5",

@@ -42,6 +42,9 @@ EXECUTORS = [
 _SLOW = 2000
 """Microseconds from which calls are logged where there are millions of jobs: so few that the log itself costs nothing."""
 
+_HELD = 0.00075
+"""Seconds that a call of the script takes that only counts: what calls of ours take as a rule."""
+
 Row = dict[str, Any]
 
 
@@ -256,11 +259,11 @@ class Bench:
         jobs = round(peer.jobs * self.scale.share)
         with _slow_log(ground, 300) as slow:
             peer.produce(ground, n=jobs, mode="bulk")
-            add = _script_row(peer, f"add, then drain at {concurrency}: add", slow(), 0.3)
+            add = _script_row(peer.spec, f"add, then drain at {concurrency}: add", slow(), 0.3)
         with _slow_log(ground, 300) as slow:
             with peer.process(ground, "worker", n=jobs, concurrency=concurrency) as worker:
                 worker.result(timeout=120)
-            return [add, _script_row(peer, f"add, then drain at {concurrency}: drain", slow(), 0.3)]
+            return [add, _script_row(peer.spec, f"add, then drain at {concurrency}: drain", slow(), 0.3)]
 
     # -- where the cores matter
 
@@ -295,12 +298,27 @@ class Bench:
         jobs, size = round(100_000 * self.scale.share), f"{self.scale.large:,}"
         for peer in self.ours:
             with Ground(small.server.kind, small.placement) as large:
+                self.measured(large, self._held_up)
                 self.measured(large, self._grow, peer)
                 for _ in range(self.scale.rounds):
                     small.empty()
                     self.measured(small, self._part, peer, jobs, "empty")
                     self.measured(large, self._part, peer, jobs, size)
                 self.measured(large, self._large_scripts, peer, jobs, size)
+
+    def _held_up(self, ground: Ground) -> list[Row]:
+        """How long this machine holds up a server: as many calls as the queue takes to grow, as long as they, of a script
+        that only counts."""
+        count = ground.client.register_script("local x = 0 for i = 1, tonumber(ARGV[1]) do x = x + i % 7 end")
+        steps, tries = 20_000, 100
+        start = time.monotonic()
+        for _ in range(tries):
+            count(args=[steps])
+        steps = round(steps * _HELD / ((time.monotonic() - start) / tries))
+        with _slow_log(ground, _SLOW) as slow:
+            for _ in range(self.scale.large // 22):
+                count(args=[steps])
+            return [_script_row(report.FLOOR, "a script that only counts, no data", slow(), _SLOW / 1000)]
 
     def _grow(self, large: Ground, peer: Peer) -> list[Row]:
         large.empty()
@@ -311,12 +329,12 @@ class Bench:
                 worker.result(timeout=600)
                 worker.stop()
             peer.produce(large, n=jobs, mode="bulk")
-            return [_script_row(peer, f"add, drain and add {jobs:,}", slow(), _SLOW / 1000)]
+            return [_script_row(peer.spec, f"add, drain and add {jobs:,}", slow(), _SLOW / 1000)]
 
     def _large_scripts(self, large: Ground, peer: Peer, jobs: int, size: str) -> list[Row]:
         with _slow_log(large, _SLOW) as slow:
             self._part(large, peer, jobs, size)
-            return [_script_row(peer, f"add and drain with {size} waiting and completed", slow(), _SLOW / 1000)]
+            return [_script_row(peer.spec, f"add and drain with {size} waiting and completed", slow(), _SLOW / 1000)]
 
     def _part(self, ground: Ground, peer: Peer, jobs: int, waiting: str) -> list[Row]:
         """Adds as many jobs as it then takes away; the worker stops in order, so that none is left in the middle."""
@@ -338,10 +356,10 @@ class Bench:
         return [row]
 
 
-def _script_row(peer: Peer, what: str, durations: list[float], threshold: float) -> Row:
+def _script_row(peer: str, what: str, durations: list[float], threshold: float) -> Row:
     return {
         "case": "script",
-        "peer": peer.spec,
+        "peer": peer,
         "what": what,
         "above_ms": threshold,
         "logged": len(durations),
