@@ -244,6 +244,35 @@ async def test_what_a_handler_leaves_running_does_not_keep_the_process(
         assert (found.state, found.stalled_count) == ("waiting", 0)
 
 
+EXITING = """\
+import atexit, time
+from echomq import Worker
+
+def flush():
+    time.sleep({seconds})
+    open("flushed", "w").close()
+
+atexit.register(flush)
+worker = Worker("cli", print)
+"""
+
+
+@pytest.mark.parametrize(("seconds", "has_time"), [(2.5, True), (60, False)])
+async def test_functions_of_atexit_have_a_time_of_their_own(
+    start: Callable[..., Command], tmp_path: Path, seconds: float, has_time: bool
+) -> None:
+    (tmp_path / "exiting.py").write_text(EXITING.format(seconds=seconds))
+    command = start("exiting:worker")
+    await command.ready()
+    command.send(signal.SIGTERM)
+    code, events, log = command.end()
+    assert code == 0
+    assert [event["event"] for event in events] == ["ready", "stopped"]
+    assert (tmp_path / "flushed").exists() == has_time
+    assert ("a function that was registered with atexit does not end" in log) != has_time
+    assert "a handler" not in log
+
+
 LIFESPANS = """\
 import os
 from echomq import EchoMQ

@@ -42,6 +42,7 @@ class Announcer:
         self._ready_file = ready_file
         self._as_json = as_json
         self._log_format = log_format
+        self._has_stopped = False
 
     def ready(self, workers: Sequence[WorkerState]) -> None:
         """All of these workers take jobs: once, and again whenever they were started anew for a change of files."""
@@ -69,7 +70,10 @@ class Announcer:
         self._say("stopping: running jobs may finish; a second signal (or Ctrl-C) gives them back at once")
 
     def stopped(self, code: int) -> None:
-        """All has ended."""
+        """All has ended. Told once, by whoever comes first: the command, or a thread that ends it."""
+        if self._has_stopped:
+            return
+        self._has_stopped = True
         self.healthy(False)
         if self._as_json:
             self._print(event="stopped", code=code, pid=os.getpid())

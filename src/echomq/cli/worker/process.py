@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import os
@@ -23,11 +24,15 @@ EXIT_NOT_STORED: Final = 75
 _TELL_EVERY: Final = 1.0
 
 _FOR_ENDING: Final = 2.0
-"""Seconds that the event loop and the interpreter may take to end when all else has."""
+"""Seconds that the event loop and threads may take to end when all else has."""
+
+_FOR_EXITING: Final = 5.0
+"""Seconds that the functions of ``atexit`` may take after that."""
 
 _ORPHANS_CLEANING: Final = 0.3
 _ORPHANS_ENDING: Final = 0.2
-"""Both where the parent is gone: within a second of it so is this process."""
+_ORPHANS_EXITING: Final = 0.1
+"""These where the parent is gone: within a second of it so is this process."""
 
 
 class Process:
@@ -44,7 +49,8 @@ class Process:
         self._parent = parent
         self._closing: list[asyncio.Task[None]] = []
         self._asked = 0
-        self._for_ending = _FOR_ENDING
+        self._for_ending, self._for_exiting = _FOR_ENDING, _FOR_EXITING
+        self._exits = threading.Event()
         self._reporter = _Reporter(self.state, self._told)
         self._was_ready = self._was_held_up = False
 
@@ -79,16 +85,21 @@ class Process:
             await asyncio.gather(ready, stopping, *giving_back, *self._closing, return_exceptions=True)
             self._reporter.stop()
         code = _code(ends)
+        atexit.register(self._exits.set)  # the last one registered is the first one called, when threads have ended
         threading.Thread(target=self._end, args=(code,), name="echomq end", daemon=True).start()
         return code
 
     def _end(self, code: int) -> None:
         """All jobs have ended or are given back; what a handler leaves running must not keep the process.
 
-        The event loop waits for tasks that do not heed that they are cancelled, and for threads of ``asyncio.to_thread``.
+        The event loop waits for tasks that do not heed that they are cancelled, and for threads of ``asyncio.to_thread``; the
+        interpreter then for other threads, and at last for the functions of ``atexit``.
         """
-        time.sleep(self._for_ending)
-        logging.getLogger("echomq").warning("what a handler has left running does not end: the process ends without it")
+        what = "what a handler has left running"
+        if self._exits.wait(self._for_ending):
+            time.sleep(self._for_exiting)
+            what = "a function that was registered with atexit"
+        logging.getLogger("echomq").warning("%s does not end: the process ends without it", what)
         if self._parent is None:
             self._announce.stopped(code)
         logging.shutdown()
@@ -112,7 +123,7 @@ class Process:
         self._parent_heard.set()
         logging.getLogger("echomq").error("the parent of this worker process is gone: it gives its jobs back and ends")
         self._asked += 1
-        self._for_ending = _ORPHANS_ENDING
+        self._for_ending, self._for_exiting = _ORPHANS_ENDING, _ORPHANS_EXITING
         for one in self._workers:
             one._leave(_ORPHANS_CLEANING)
         self._stop.set()
