@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from echomq._hooks import Hooks, RunEvent, RunEventKind
 from echomq._injection import Providers, Recipe, Values, made_for_all
-from echomq._log import logger
+from echomq._log import logger, said_by
 from echomq._store.home import Home
 from echomq._worker.beside import cancellations, error_of, is_its_own
 from echomq._worker.held import Held
@@ -226,7 +226,8 @@ def _as_it_is(route: Route) -> Route:
 
 def _failed(phase: str, at: str, error: BaseException) -> LifespanFailed:
     what = f"the app could not be started, at {at}" if phase == _STARTUP else "the app could not be stopped in order"
-    return LifespanFailed(f"{what}: {type(error).__name__}{f': {error}' if str(error) else ''}", phase=phase)
+    said = said_by(error)
+    return LifespanFailed(f"{what}: {type(error).__name__}{said and f': {said}'}", phase=phase)
 
 
 def _name(function: Any) -> str:

@@ -56,3 +56,11 @@ job_logger: Final = JobLogger(logging.getLogger("echomq.job"), {})
 def about(queue: str, job_id: str, job_name: str) -> Mapping[str, str]:
     """What ``extra`` of a record about a job holds."""
     return {"queue": queue, "job_id": job_id, "job_name": job_name}
+
+
+def said_by(error: BaseException) -> str:
+    """What an error says, even one whose own ``__str__`` fails."""
+    try:
+        return str.__str__(str(error))  # which a class may give a text of its own class
+    except BaseException:  # whatever a user's class does here
+        return "its message cannot be read"

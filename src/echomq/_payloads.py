@@ -29,6 +29,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 import msgspec
 
+from echomq._log import said_by
 from echomq.errors import InvalidOption, PayloadUnreadable, StoreUnavailable
 from echomq.options import MAX_BYTES, MAX_COUNT, Duration, check_whole, shown, to_seconds
 
@@ -416,7 +417,7 @@ class Offloaded(Codec):
         try:
             self.store.put(key, body)
         except Exception as error:  # whatever the store's own library raises
-            raise StoreUnavailable(f"{self.store!r} does not take {key}: {_said_by(error)}") from error
+            raise StoreUnavailable(f"{self.store!r} does not take {key}: {said_by(error)}") from error
         return b"", {"key": key, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
 
     def decode(self, body: bytes, step: Mapping[str, Any]) -> bytes:
@@ -427,7 +428,7 @@ class Offloaded(Codec):
         except KeyError:
             raise PayloadUnreadable(f"{self.store!r} has no {key}: it was removed, or this is another store") from None
         except Exception as error:  # as above
-            raise StoreUnavailable(f"{self.store!r} does not give {key}: {_said_by(error)}") from error
+            raise StoreUnavailable(f"{self.store!r} does not give {key}: {said_by(error)}") from error
         if hashlib.sha256(whole).hexdigest() != step.get("sha256"):
             raise PayloadUnreadable(f"{key} in {self.store!r} is not what was put there: it was changed, or cut short")
         return whole
@@ -661,7 +662,7 @@ class Payloads:
             except (PayloadUnreadable, StoreUnavailable, _TakesLong, KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:  # the codec's own: nobody has cancelled a method that never waits
-                raise PayloadUnreadable(f"codec {name!r}: {type(error).__name__}: {_said_by(error)}") from error
+                raise PayloadUnreadable(f"codec {name!r}: {type(error).__name__}: {said_by(error)}") from error
             if not isinstance(made, bytes):
                 raise PayloadUnreadable(f"codec {name!r} has made {type(made).__name__} of it, and not bytes")
             body = made
@@ -676,7 +677,7 @@ class Payloads:
                     return await self._in_thread(self.encode_now, text)
             return self.encode_now(text) if size <= _INLINE else await asyncio.to_thread(self.encode_now, text)
         except SystemExit as error:  # a codec's; as the end of a task of the loop it would be that of the loop
-            raise RuntimeError(f"a codec raised SystemExit: {_said_by(error)}") from error
+            raise RuntimeError(f"a codec raised SystemExit: {said_by(error)}") from error
 
     async def decode(self, stored: bytes) -> bytes:
         """The same as ``decode_now``; what takes long, in a thread."""
@@ -690,7 +691,7 @@ class Payloads:
                     pass
             return await asyncio.to_thread(self.decode_now, stored)
         except SystemExit as error:  # as above
-            raise PayloadUnreadable(f"a codec raised SystemExit: {_said_by(error)}") from error
+            raise PayloadUnreadable(f"a codec raised SystemExit: {said_by(error)}") from error
 
     def _in_thread(self, function: Callable[[bytes], bytes], text: bytes) -> Coroutine[Any, Any, bytes]:
         threads = self._threads
@@ -741,14 +742,6 @@ def _unwrapped(stored: bytes) -> _Wrapped:
             raise PayloadUnreadable(f"its steps name the codec {name!r} more than once")
         names.add(name)
     return wrapped
-
-
-def _said_by(error: BaseException) -> str:
-    """What an exception says, even one whose own ``__str__`` fails."""
-    try:
-        return str(error)
-    except Exception:
-        return "its message cannot be read"
 
 
 def wrapped_steps(data: Any) -> list[str] | None:

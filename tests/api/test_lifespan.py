@@ -158,6 +158,29 @@ async def test_a_shutdown_that_fails_is_told_when_all_is_done(
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("nothing can be said about it")
+
+
+@pytest.mark.parametrize("when", ["startup", "shutdown"])
+async def test_an_error_that_cannot_say_what_it_is_is_told_all_the_same(
+    app: EchoMQ, events: list[str], when: str
+) -> None:
+    @app.lifespan
+    async def broken(_: EchoMQ) -> AsyncIterator[None]:
+        if when == "startup":
+            raise Mute
+        yield
+        raise Mute
+
+    with pytest.raises(LifespanFailed, match="Mute: its message cannot be read") as failure:
+        async with app.running():
+            pass
+    assert failure.value.phase == when
+    assert events == ["startup", "shutdown"]
+
+
 class Fatal(BaseException): ...
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import json
 import math
+import pickle
 import uuid
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -23,12 +25,14 @@ from echomq._store.codec import (
     encode_json,
     encode_spec,
     id_out,
+    keep_rule,
     moment_ms,
     pack,
     public_options,
     to_moment,
     to_ms,
 )
+from echomq._types import plain_scalar
 from echomq.errors import EncodingError
 from echomq.models import JobOptions, Parent
 from echomq.options import Backoff, JobSpec, Keep
@@ -207,6 +211,58 @@ def test_what_the_callers_own_code_raises_is_reported() -> None:
         encode_json(Broken.A, "data")
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("nothing can be said about it")
+
+
+class Mean:
+    """Looks like a model of pydantic, and cannot be written."""
+
+    __pydantic_validator__ = None
+    model_fields: ClassVar[dict[str, Any]] = {}
+
+    def model_dump(self, **options: Any) -> Any:
+        raise Mute
+
+
+def test_so_is_what_cannot_say_what_it_is() -> None:
+    with pytest.raises(EncodingError, match="data cannot be written as JSON: Mute: its message cannot be read"):
+        encode_json({"mean": [Mean()]}, "data")
+
+
+# What JSON has, what only it has, what only looks like NaN in MessagePack, and what has no JSON form at all.
+any_scalar = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=()), max_size=6)
+    | st.binary(max_size=12) | st.decimals() | st.datetimes() | st.timedeltas()
+    | st.sampled_from(["null", b"\xcb\x7f\xf0", bytearray(b"\xcb\xff\xff"), "\u02ff", 2**64, -(2**63) - 1, 1j, object()])
+    | st.sampled_from([Color.RED, Color.NONE, Level.HIGH, Word("a"), Ratio(0.5), Ratio("nan"), Ratio("-inf")])
+)  # fmt: skip
+any_key = st.text(max_size=3) | st.integers() | st.sampled_from([Color.RED, Level.HIGH, None])
+any_value = st.recursive(
+    any_scalar,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(any_key, inner, max_size=4) | st.tuples(inner, inner)
+    | st.builds(Item, st.just("chair"), inner) | st.builds(Seat, st.just(3), inner) | st.builds(Renamed, inner),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(any_value)
+def test_what_is_no_number_of_json_is_refused_wherever_it_stands(value: Any) -> None:
+    try:
+        text = encode_json(value, "data")
+    except EncodingError:
+        text = None
+    try:
+        plain = msgspec.to_builtins(value, str_keys=True, enc_hook=plain_scalar)
+        expected = json.loads(json.dumps(plain, allow_nan=False))
+    except Exception:
+        assert text is None
+    else:
+        assert text is not None
+        assert json.loads(text) == expected
+
+
 # -- JSON: reading ----------------------------------------------------------------------------------------------------------
 
 
@@ -289,6 +345,15 @@ def test_a_plain_job() -> None:
 )  # fmt: skip
 def test_options_as_they_are_stored(options: dict[str, Any], stored: dict[str, Any]) -> None:
     assert json.loads(encode_spec(JobSpec("paint", **options))[2]) == stored
+
+
+def test_a_copy_of_the_default_retention_is_the_default() -> None:
+    for keep in (Keep.DEFAULT, copy.deepcopy(Keep.DEFAULT), pickle.loads(pickle.dumps(Keep.DEFAULT))):
+        assert keep_rule(keep, Keep(count=5)) == "5;;"
+        assert json.loads(encode_spec(JobSpec("n", remove_on_fail=keep))[2])["removeOnFail"] == {
+            "age": 2_592_000,
+            "count": 100_000,
+        }
 
 
 def test_what_the_script_gets() -> None:

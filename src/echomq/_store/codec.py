@@ -6,6 +6,7 @@ import enum
 import hashlib
 import json
 import math
+import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -14,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from echomq import event_types as kinds
+from echomq._log import said_by
 from echomq._types import is_model, parts_of_model, plain_scalar
 from echomq.errors import EncodingError, InvalidOption
 from echomq.event_types import Event
@@ -58,7 +60,7 @@ def encode_json(value: Any, root: str) -> bytes:
     """
     try:
         text = _encoder.encode(value)
-        if b"null" in text:  # msgspec writes null for NaN and infinity without a word
+        if b"null" in text and _may_hold_nan(value):  # msgspec writes null for NaN and infinity without a word
             json.dumps(_builtins(value), allow_nan=False)
     except UnicodeEncodeError:  # a lone surrogate, which only an escape can carry
         try:
@@ -71,6 +73,17 @@ def encode_json(value: Any, root: str) -> bytes:
 
 
 _DEEPEST: Final = 1_000
+_in_msgpack: Final = msgspec.msgpack.Encoder(enc_hook=plain_scalar)
+_NAN_OR_INFINITY: Final = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
+"""How they begin in MessagePack; other things may look like it."""
+
+
+def _may_hold_nan(value: Any) -> bool:
+    """Whether a value may hold NaN or infinity, told quickly: most nulls are None."""
+    try:
+        return _NAN_OR_INFINITY.search(_in_msgpack.encode(value)) is not None
+    except Exception:  # what only JSON has, such as whole numbers of any size
+        return True
 
 
 def _builtins(value: Any) -> Any:
@@ -79,12 +92,15 @@ def _builtins(value: Any) -> Any:
 
 def _explained(value: Any, root: str, error: Exception) -> EncodingError:
     """Why a value cannot be written, and where the reason stands in it."""
-    fault = _first_fault(value, root)
+    try:
+        fault = _first_fault(value, root)
+    except Exception:  # the caller's own code raises, as it has before
+        fault = None
     if fault is not None:
         return fault
     if isinstance(error, RecursionError):
         return EncodingError(f"{root} is nested too deep to be written; send less", path=root)
-    return EncodingError(f"{root} cannot be written as JSON: {error}", path=root)
+    return EncodingError(f"{root} cannot be written as JSON: {type(error).__name__}: {said_by(error)}", path=root)
 
 
 def _first_fault(value: Any, root: str) -> EncodingError | None:
@@ -271,7 +287,7 @@ def backoff_opts(backoff: Backoff | Duration) -> dict[str, Any]:
 
 
 def _keep_opts(keep: Keep, target: Keep) -> bool | int | dict[str, Any]:
-    if keep is Keep.DEFAULT:
+    if keep == Keep.DEFAULT:  # also a copy of it
         keep = target
     if keep.age is None:
         return True if keep.count == 0 else False if keep.count < 0 else keep.count
@@ -493,7 +509,7 @@ def outcome_job(job_id: str, data: bytes) -> NewJob:
 
 def keep_rule(keep: Keep, target: Keep) -> str:
     """A retention as the finish script takes it: ``count;age;limit``."""
-    if keep is Keep.DEFAULT:
+    if keep == Keep.DEFAULT:  # also a copy of it
         keep = target
     age = "" if keep.age is None else str(math.ceil(to_seconds(keep.age, "age", most=1e10)))
     return f"{keep.count};{age};"

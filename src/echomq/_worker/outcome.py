@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from echomq import errors
 from echomq._from_process import attribute, from_process
+from echomq._log import said_by
 from echomq._store.codec import (
     RunOptions,
     StoredJob,
@@ -225,11 +226,8 @@ def printable(text: str) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """What an exception says, even one whose own ``__str__`` fails."""
-    try:
-        return printable(str(error))
-    except BaseException:  # whatever a user's class does here, the job must end with a reason
-        return "its message cannot be read"
+    """What an error says, as it may be stored."""
+    return printable(said_by(error))
 
 
 def reason_of(error: BaseException) -> str:
