@@ -7,8 +7,9 @@ import functools
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from inspect import signature
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar, overload
+from typing import Any, Final, Never, NoReturn, Self, TypeVar, overload
 
 from echomq._hooks import H, Hook, RunEventKind, check_hook, checked_kinds
 from echomq._in_process import InProcess
@@ -16,6 +17,7 @@ from echomq._injection import Provider, Scope
 from echomq._lifespan import Lifecycle, Lifespan
 from echomq._log import about, logger
 from echomq._payloads import CodecOption, Payloads, wrapped_steps
+from echomq._store.codec import NewJob
 from echomq._telemetry import Guard, TelemetryOption
 from echomq.connection import Connection
 from echomq.errors import BulkAddError, InvalidOption, RetryLater, Unrecoverable
@@ -25,7 +27,7 @@ from echomq.options import MAX_BYTES, Extra, JobSpec, Limiter, check_extra, chec
 from echomq.queue import Queue, encoded
 from echomq.slots import SharedSlots
 from echomq.sync import SyncEchoMQ
-from echomq.task import AsyncTask, Place, Task
+from echomq.task import AsyncTask, Place, Task, check_known
 from echomq.tasks import TaskMaker, Tasks
 from echomq.worker import Call, Worker
 
@@ -34,6 +36,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 UNKNOWN_TASK_DELAY = 30.0
 UNKNOWN_TASK_PATIENCE = 24 * 3600.0
 _LOG_EVERY = 60.0
+
+_ELSEWHERE: Final = {
+    "broker": "give the URL of the server first: EchoMQ('redis://…')",
+    "backend": "leave it out: results are where the jobs are",
+    "include": "write app.include(…) for each group of tasks",
+    "redis_settings": "give the URL of the server first: EchoMQ('redis://…')",
+}
+"""What its arguments are called in other libraries."""
 
 
 class EchoMQ(TaskMaker):
@@ -69,7 +79,9 @@ class EchoMQ(TaskMaker):
         max_bytes: int | None = MAX_BYTES,
         codec: CodecOption = None,
         middleware: Iterable[Middleware] = (),
+        **unknown: Never,
     ) -> None:
+        check_known(unknown, [name for name in signature(EchoMQ).parameters if name != "unknown"], "EchoMQ", _ELSEWHERE)
         Guard.of(telemetry)  # refused here, if it is none
         self.extra: Extra = check_extra(extra)
         self._max_bytes = check_max_bytes(max_bytes)
@@ -153,7 +165,8 @@ class EchoMQ(TaskMaker):
             specs: what ``spec`` of tasks made.
 
         Raises:
-            InvalidOption, EncodingError, PayloadTooLarge: nothing was added; but of a size that a codec has made, queues before.
+            InvalidOption, EncodingError, PayloadTooLarge: nothing was added.
+            StoreUnavailable: the codec's store does not answer; nothing was added.
             BulkAddError: it stopped half-way; says which jobs were added, which were not, and of which that is unknown.
 
         Example:
@@ -163,21 +176,21 @@ class EchoMQ(TaskMaker):
         places: dict[str, list[int]] = {}
         for position, spec in enumerate(given):
             places.setdefault(self._task_of_spec(position, spec).queue, []).append(position)
-        if len(places) == 1:
-            [name] = places
-            return self._all_returning(given, await self.queue(name).add_bulk(given))
-        for position, spec in enumerate(given):
-            new = encoded(position, spec)  # of all queues, before the first of them gets any
-            if self._payloads is None:
-                self.queue(self._tasks[spec.name].queue)._home.check_size(new[1], spec.max_bytes)
+        new = [encoded(position, spec) for position, spec in enumerate(given)]
         made: dict[int, Job[Any]] = {}
+        sent: list[NewJob] = []
         for name, positions in places.items():
+            queue = self.queue(name)
+            if not sent:  # of all queues, which store data alike, before the first of them gets any
+                sent = await queue._home.all_wrapped(new, given)
+            theirs = [[of_all[position] for position in positions] for of_all in (new, sent)]
             try:
-                jobs = await self.queue(name).add_bulk([given[position] for position in positions])
+                jobs = await queue._add_encoded([given[position] for position in positions], *theirs)
             except BulkAddError as error:
-                raise _of_all(error, made, positions, len(given)) from error
+                raise _of_all(error, made, positions, len(given)) from error.__cause__
             made.update(zip(positions, jobs, strict=True))
-        return self._all_returning(given, [made[position] for position in range(len(given))])
+        jobs = [made[position] for position in range(len(given))]
+        return [self._tasks[spec.name]._returning(job) for spec, job in zip(given, jobs, strict=True)]
 
     def lifespan(self, function: Lifespan) -> Lifespan:
         """Says what is started before the workers of this app take jobs, and stopped after their last job.
@@ -291,7 +304,7 @@ class EchoMQ(TaskMaker):
             yield
 
     def queue(self, name: str, *, max_size: int | None = None) -> Queue:
-        """The queue of this name; always the same object.
+        """The queue of this name; always the same object, until that is closed: then a new one.
 
         Args:
             name: its name.
@@ -312,6 +325,9 @@ class EchoMQ(TaskMaker):
                 f"max_size={shown(max_size)}: queue {name!r} of this app has max_size={said}; say it in one place"
             )
         found = self._queues.get(name)
+        if found is not None and found._home.is_closed:  # as one that was left with ``async with``
+            self._queues.pop(name, None)
+            found = None
         if found is None:
             made = self._queue_type(
                 name,
@@ -413,16 +429,18 @@ class EchoMQ(TaskMaker):
     def _added(self, task: Task[Any, Any]) -> None:
         self._take(task)
 
-    def _take(self, task: Task[Any, Any]) -> None:
-        """A task of this app, or of a group that it includes."""
-        if task.name in self._tasks:
-            raise InvalidOption(
-                f"task name {task.name!r} is taken, by {self._tasks[task.name].function!r}; give name=… to one of them"
-            )
-        self._check_results(self.queue(task.queue), task.results_queue)  # names are checked where they are written
-        self._tasks[task.name] = task
-        if task.results_queue is not None:
-            self._results[task.name] = task.results_queue
+    def _take(self, *tasks: Task[Any, Any]) -> None:
+        """Tasks of this app, or of a group that it includes; if one of them is refused, none."""
+        for task in tasks:
+            if task.name in self._tasks:
+                raise InvalidOption(
+                    f"task name {task.name!r} is taken, by {self._tasks[task.name].function!r}; give name=… to one of them"
+                )
+            self._check_results(self.queue(task.queue), task.results_queue)  # names are checked where they are written
+        for task in tasks:
+            self._tasks[task.name] = task
+            if task.results_queue is not None:
+                self._results[task.name] = task.results_queue
 
     def _on_the_way(self, spec: JobSpec) -> JobSpec:
         """A job that a task has made, as its middleware wants it."""
@@ -442,9 +460,6 @@ class EchoMQ(TaskMaker):
                 f"{', '.join(sorted(self._tasks)) or 'none'}; or write queue.add_bulk(…)"
             )
         return task
-
-    def _all_returning(self, specs: list[JobSpec], jobs: list[Job[Any]]) -> list[Job[Any]]:
-        return [self._tasks[spec.name]._returning(job) for spec, job in zip(specs, jobs, strict=True)]
 
     def _check_results(self, queue: Queue, results_queue: str | Queue | None) -> None:
         if results_queue is None:

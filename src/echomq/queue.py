@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, Self
@@ -24,8 +25,6 @@ from echomq.errors import (
     EchoMQError,
     EncodingError,
     InvalidOption,
-    PayloadTooLarge,
-    QueueFull,
 )
 from echomq.event_types import RESERVED
 from echomq.job import Job, checked_reason
@@ -56,7 +55,6 @@ from echomq.queue_admin import QueueAdmin
 _MOST_FIELDS: Final = 100
 _MOST_CHARACTERS: Final = 65_536
 _MOST_NAMES: Final = 100
-_AT_ONCE: Final = 16
 _PAGE: Final = 100
 _LARGEST_PAGE: Final = 1_000
 _MOST_PRIORITIES: Final = 1_000
@@ -206,12 +204,8 @@ class Queue:
         spec = name if isinstance(name, JobSpec) else JobSpec(name, data, *beside)
         new = encode_spec(spec)
         home = self._home
-        if home.payloads is not None or spec.max_bytes is not None or home.max_bytes is None:
-            sent = await home.wrapped(new, spec.max_bytes)
-        elif len(new[1]) <= home.max_bytes:
-            sent = new
-        else:
-            raise PayloadTooLarge("data", len(new[1]), home.max_bytes)
+        sent = new if home.payloads is None else await home.encoded(new)
+        home.check_size(sent[1], spec.max_bytes)
         if home.telemetry is not None:
             return await self._traced_add(home.telemetry, spec, new, sent)
         [added] = await home.line.add((sent,))
@@ -236,30 +230,16 @@ class Queue:
             raise InvalidOption(f"jobs={shown(given)}: must be a list of JobSpecs, or what else gives them one by one")
         specs = list(jobs)
         new = [encoded(position, spec) for position, spec in enumerate(specs)]
-        sent = await self._wrapped(new, specs)
+        return await self._add_encoded(specs, new, await self._home.all_wrapped(new, specs))
+
+    async def _add_encoded(self, specs: list[JobSpec], new: list[NewJob], sent: list[NewJob]) -> list[Job[Any]]:
+        """Adds jobs that were checked and encoded: as they read, and as they are to be stored."""
         telemetry = self._home.telemetry
         if telemetry is None or not new:
             return await self._add_all(new, sent)
         about: Attributes = {"bullmq.job.bulk.count": len(new), "bullmq.job.bulk.names": _names(specs)}
         with telemetry.span("addBulk", self._home.keys.protocol_name, "producer", about) as span:
             return await self._add_all(_carrying(new, specs, span), _carrying(sent, specs, span))
-
-    async def _wrapped(self, new: list[NewJob], specs: list[JobSpec]) -> list[NewJob]:
-        """The jobs with their data as they are to be stored; a few at a time, as each may wait for a store."""
-        home, sent = self._home, new
-        if home.payloads is not None:
-            sent = []
-            for start in range(0, len(new), _AT_ONCE):
-                some = map(home.encoded, new[start : start + _AT_ONCE])
-                for made in await asyncio.gather(*some, return_exceptions=True):  # so that none goes on alone
-                    if isinstance(made, BaseException):
-                        raise made
-                    sent.append(made)
-        for position, (job, spec) in enumerate(zip(sent, specs, strict=True)):
-            most = spec.max_bytes or home.max_bytes
-            if most is not None and len(job[1]) > most:
-                raise PayloadTooLarge(f"jobs[{position}]: data", len(job[1]), most)
-        return sent
 
     async def _add_all(self, new: list[NewJob], sent: list[NewJob]) -> list[Job[Any]]:
         line = self._home.line
@@ -280,7 +260,7 @@ class Queue:
             others = [(position, added.code) for position, added in enumerate(results, start) if added.code != ADDED]
             refused = [position for position, code in others if code == FULL]
             if refused:
-                full = self._full(results[refused[0] - start])
+                full = self._home.full(results[refused[0] - start])
                 there = [job.id for job in made] + [added.job_id for added in results if added.code != FULL]
                 raise BulkAddError(
                     f"{len(there)} of {len(new)} jobs were added, then: {full}",
@@ -658,6 +638,7 @@ class Queue:
         """
         if not isinstance(name, str) or not name:
             raise InvalidOption(f"event {shown(name)}: its name must be a text that is not empty")
+        _check_unicode(name, f"event {shown(name)}")
         if name in RESERVED:
             raise InvalidOption(f"event {shown(name)}: the queue itself writes events of this name; choose another")
         if "event" in fields:
@@ -669,10 +650,14 @@ class Queue:
                 f"event {shown(name)}: has {len(fields)} fields, and at most {_MOST_FIELDS} are allowed"
             )
         for field, value in fields.items():
+            _check_unicode(field, f"field {shown(field)}")
             if not isinstance(value, (str, int, float)):
                 raise InvalidOption(
                     f"{field}={shown(value)}: a field of an event must be a text, a number, True or False"
                 )
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InvalidOption(f"{field}={shown(value)}: must be a finite number; send it as a text")
+            _check_unicode(value, f"{field}={shown(value)}")
             if isinstance(value, str) and len(value) > _MOST_CHARACTERS:
                 raise InvalidOption(
                     f"{field}={shown(value)}: has {len(value):,} characters, and an event's field at most {_MOST_CHARACTERS:,}; "
@@ -729,9 +714,11 @@ class Queue:
 
     async def close(self) -> None:
         """Waits for the calls under way, then lets the connection go. Closing again does nothing."""
-        if self._dead_letter is not None:
-            await self._dead_letter.close()
-        await self._home.close()
+        try:
+            if self._dead_letter is not None:
+                await self._dead_letter.close()
+        finally:
+            await self._home.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -749,12 +736,8 @@ class Queue:
 
     async def _not_new(self, new: NewJob, added: Added) -> Job[Any]:
         if added.code == FULL:
-            raise self._full(added)
+            raise self._home.full(added)
         return await _as_it_is(self._job(new, added), added.code)
-
-    def _full(self, added: Added) -> QueueFull:
-        assert self._home.max_size is not None
-        return QueueFull(self.name, int(added.job_id), self._home.max_size)
 
     def _job(self, new: NewJob, added: Added) -> Job[Any]:
         kind = StoredJob if self._home.payloads is None else PlainJob
@@ -829,6 +812,14 @@ def _check_known_id(job_id: str) -> None:
     if not isinstance(given, str) or not given:
         instead = f"; write '{given}'" if type(given) is int else ""
         raise InvalidOption(f"job_id={shown(given)}: must be a text that is not empty{instead}")
+
+
+def _check_unicode(value: object, what: str) -> None:
+    try:
+        if isinstance(value, str):
+            value.encode()
+    except UnicodeEncodeError:
+        raise InvalidOption(f"{what}: holds a lone surrogate, which has no UTF-8 form; remove it") from None
 
 
 def _check_states(states: Iterable[JobState]) -> None:

@@ -12,6 +12,7 @@ from echomq import _cron
 from echomq._payloads import CodecOption, Payloads, wrapped_steps
 from echomq._store import schedule
 from echomq._store.codec import StoredJob, decode_json, encode_json, encode_spec
+from echomq._store.codes import FULL
 from echomq._store.home import Home
 from echomq._store.keys import QueueKeys
 from echomq._telemetry import JOB_NAME, Attributes, traced
@@ -247,7 +248,7 @@ class JobScheduler:
         found = await schedule.resume(self._home.line, _check_text(schedule_id))
         if found is None:
             raise self._missing(schedule_id)
-        return found
+        return await self._read(found)
 
     @traced("runJobScheduler", "producer", about=_about)
     async def run_now(self, schedule_id: str) -> Job[Any]:
@@ -258,12 +259,15 @@ class JobScheduler:
         Raises:
             StateError: there is no schedule of this id.
             BrokenKey: its definition cannot be read; says what is wrong. Nothing was changed.
+            QueueFull: as many jobs wait as the ``max_size`` of the scheduler's ``Queue`` allows; the job was not added.
             ServerUnavailable: the job was not added. ConnectionLost: it may have been added, or not.
         """
         made = await schedule.run_now(self._home.line, _check_text(schedule_id))
         if made is None:
             raise self._missing(schedule_id)
         new, added = made
+        if added.code == FULL:
+            raise self._home.full(added)
         state = "waiting" if new[6] == "0" else "prioritized"
         return Job(StoredJob.from_new(added.job_id, new, added.at), self._home, state)  # type: ignore[arg-type]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, ParamSpec, Self, TypeVar
 
 import msgspec
 
@@ -145,14 +145,15 @@ class SyncTask(Generic[P, R]):
         omit_context: bool | Unset | None = UNSET,
         max_bytes: int | Unset | None = UNSET,
         queue: str | Unset = UNSET,
+        **unknown: Never,
     ) -> SyncTask[P, R]:
         """The same task with other options for its next jobs. As ``Task.options``.
 
         Example:
             >>> enroll.sync.options(delay=60).enqueue(7, course="redis")
         """
-        given = {name: value for name, value in locals().items() if name != "self"}
-        return SyncTask(self._task.options(**given))
+        given = {name: value for name, value in locals().items() if name not in ("self", "unknown")}
+        return SyncTask(self._task.options(**given, **unknown))
 
     def map(self, *iterables: Iterable[Any], **constants: Any) -> list[SyncJob[R]]:
         """Adds a job for each row of arguments, as the built-in ``map`` takes them. As ``Task.map``."""

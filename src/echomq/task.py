@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Set
 from datetime import datetime
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Never, ParamSpec, Self, TypeVar, cast
 
 import msgspec
 
@@ -46,12 +46,38 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _NOTHING = type(None)
+_INJECTED: Final = "injected"
 _LOG_EVERY = 60.0
-_OPTIONS = frozenset(JobSpec.__struct_fields__) - {"name", "data"}
+_OPTIONS = dict.fromkeys(name for name in JobSpec.__struct_fields__ if name not in ("name", "data"))
 
 
 _ENQUEUE: Final = frozenset({"apply_async", "defer", "delay", "enqueue_job", "kiq", "send", "send_with_options"})
 """What ``enqueue`` is called elsewhere."""
+
+
+_OF_JOBS_ELSEWHERE: Final = {
+    "countdown": "write delay=…",
+    "eta": "write at=…",
+    "expires": "write expire_in=…, seconds after it could first run",
+    "task_id": "write job_id=…",
+    "args": "give the arguments to enqueue(…)",
+    "kwargs": "give the arguments to enqueue(…)",
+    "queue_name": "write queue=…",
+}
+"""What options of jobs are called elsewhere."""
+
+
+def check_known(given: Iterable[str], known: Iterable[str], where: str, elsewhere: Mapping[str, str]) -> None:
+    """Refuses an option that there is not, with what it is called here if another library has it.
+
+    Raises:
+        TypeError: there is no such option.
+    """
+    names = list(known)
+    for option in given:
+        if option not in names:
+            remedy = elsewhere.get(option, f"it has: {', '.join(names)}")
+            raise TypeError(f"{where}(…) has no option {option!r}{':' if option in elsewhere else ';'} {remedy}")
 
 
 class Injected:
@@ -143,12 +169,14 @@ class Task(Generic[P, R]):
         self._options = options
         JobSpec(name, **options)  # wrong options are refused where they are written
         self.injected: tuple[str, ...]
-        self._signature, self.injected = _signature_of(function, name, pass_job)
+        self._signature, self._given = _signature_of(function, name, pass_job)
+        self.injected = tuple(name for name, what in self._given.items() if what is _INJECTED)
         if annotations is None:
             annotations = _Annotations(function, name, {*self._signature.parameters, "return"})
         self._annotations = annotations
         self._check_unique_by()
-        functools.update_wrapper(cast("Callable[..., Any]", self), function)
+        # Without what stands in its __dict__, which may have any name: of the task's own attributes, too.
+        functools.update_wrapper(cast("Callable[..., Any]", self), function, updated=())
 
     def __repr__(self) -> str:
         return f"<Task {self.name!r} on queue {self.queue!r}>"
@@ -279,6 +307,7 @@ class Task(Generic[P, R]):
         omit_context: bool | Unset | None = UNSET,
         max_bytes: int | Unset | None = UNSET,
         queue: str | Unset = UNSET,
+        **unknown: Never,
     ) -> Self:
         """The same task with other options for its next jobs. See ``JobSpec``.
 
@@ -290,6 +319,7 @@ class Task(Generic[P, R]):
             >>> await enroll.options(delay=60, priority=2).enqueue(8, course="redis")
             >>> once = enroll.options(delay=None, unique_by=None)
         """
+        check_known(unknown, [*_OPTIONS, "queue"], ".options", _OF_JOBS_ELSEWHERE)
         given = {name: value for name, value in locals().items() if name in _OPTIONS and value is not UNSET}
         other = copy.copy(self)  # with all that was looked up already
         other._options = _changed(self._options, given)
@@ -310,8 +340,8 @@ class Task(Generic[P, R]):
         Example:
             >>> await app.enqueue_all(enroll.spec(learner, "redis") for learner in learners)
         """
-        if self.injected:
-            self._refuse_injected(kwargs)
+        if self._given:
+            self._refuse_given(kwargs)
         readers = self._readers
         data = self._data(args, kwargs)
         for parameter, value in data.items():
@@ -367,9 +397,9 @@ class Task(Generic[P, R]):
         if not isinstance(data, dict):
             found = f"a {type(data).__name__}" if decoded else f"{data!r:.80}"
             raise Unrecoverable(f"task {self.name!r} takes an object of named arguments; the job's data is {found}")
-        if self.injected and not data.keys().isdisjoint(self.injected):
-            names = ", ".join(name for name in self.injected if name in data)
-            raise Unrecoverable(f"the job's data does not fit task {self.name!r}: {names} is injected, and no argument")
+        if self._given and not data.keys().isdisjoint(self._given):
+            names = ", ".join(f"{name} is {what}" for name, what in self._given.items() if name in data)
+            raise Unrecoverable(f"the job's data does not fit task {self.name!r}: {names}, and no argument")
         if self._are_there(data):
             return data
         readers = self._readers
@@ -457,10 +487,10 @@ class Task(Generic[P, R]):
                 names,
             )
 
-    def _refuse_injected(self, kwargs: Mapping[str, Any]) -> None:
-        for name in self.injected:
+    def _refuse_given(self, kwargs: Mapping[str, Any]) -> None:
+        for name, what in self._given.items():
             if name in kwargs:
-                raise TypeError(f"task {self.name!r}: {name} is injected when a job runs; leave it out")
+                raise TypeError(f"task {self.name!r}: {name} is {what} when a job runs; leave it out")
 
     def _check_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """For who calls the function: nobody injects anything then."""
@@ -604,12 +634,13 @@ def _names_id(deduplication: Any) -> bool:
     return deduplication is not None and (not isinstance(deduplication, Deduplication) or deduplication.id is not None)
 
 
-def _signature_of(function: Callable[..., Any], name: str, pass_job: bool) -> tuple[inspect.Signature, tuple[str, ...]]:
-    """What a job's data can hold, and the names of the parameters that are injected."""
+def _signature_of(function: Callable[..., Any], name: str, pass_job: bool) -> tuple[inspect.Signature, dict[str, str]]:
+    """What a job's data can hold; and which names it cannot, as the worker gives these values: each with what it is."""
     if isinstance(function, type) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidOption(f"task {name!r}: {function!r} must be a function that returns, not a class or a generator")
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
+    given: dict[str, str] = {}
     if parameters and parameters[0].name in ("self", "cls"):
         raise InvalidOption(
             f"task {name!r}: {function!r} takes {parameters[0].name}, as a method does, and no job carries its object; make it a "
@@ -618,6 +649,11 @@ def _signature_of(function: Callable[..., Any], name: str, pass_job: bool) -> tu
     if pass_job:
         if not parameters:
             raise InvalidOption(f"task {name!r} has pass_job=True: its function must take the job as first argument")
+        if (
+            parameters[-1].kind is parameters[-1].VAR_KEYWORD
+            and parameters[0].kind is parameters[0].POSITIONAL_OR_KEYWORD
+        ):
+            given[parameters[0].name] = "the job itself"  # which ** would take a second time
         parameters = parameters[1:]
     for parameter in parameters:
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
@@ -627,7 +663,7 @@ def _signature_of(function: Callable[..., Any], name: str, pass_job: bool) -> tu
             )
     injected = [parameter for parameter in parameters if parameter.default is INJECTED]
     if not injected:
-        return signature.replace(parameters=parameters), ()
+        return signature.replace(parameters=parameters), given
     own = [parameter for parameter in parameters if parameter.default is not INJECTED]
     for parameter in own:
         before = parameters[: parameters.index(parameter)]
@@ -635,7 +671,8 @@ def _signature_of(function: Callable[..., Any], name: str, pass_job: bool) -> tu
             raise InvalidOption(
                 f"task {name!r}: {parameter.name} stands after a parameter that is injected; let those with Inject() stand last"
             )
-    return signature.replace(parameters=own), tuple(parameter.name for parameter in injected)
+    given |= {parameter.name: _INJECTED for parameter in injected}
+    return signature.replace(parameters=own), given
 
 
 class _Annotations:

@@ -11,7 +11,7 @@ from echomq.job import Job
 from echomq.options import Backoff, Deduplication, Duration, Extra, Keep, Limiter, shown
 from echomq.queue import Queue
 from echomq.retry_policy import RetryPolicy
-from echomq.task import AsyncTask, Place, PlainTask, Task
+from echomq.task import AsyncTask, Place, PlainTask, Task, check_known
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -150,7 +150,7 @@ class TaskMaker:
         Raises:
             InvalidOption: an option breaks a rule, or there is another task of this name.
         """
-        _check_names(options, TaskOptions, "@app.task")
+        check_known(options, [*TaskOptions.__annotations__, "pass_job"], "@app.task", _ELSEWHERE)
 
         def make(made: Callable[..., Any]) -> Task[Any, Any]:
             if not callable(made):
@@ -172,10 +172,14 @@ class TaskMaker:
     def _task_of(self, function: Callable[..., Any], pass_job: bool, given: dict[str, Any]) -> Task[Any, Any]:
         kind = AsyncTask if inspect.iscoroutinefunction(function) else PlainTask
         name = given.get("name")
+        if name is None:
+            name = getattr(function, "__name__", None)
+        if name is None:  # as of functools.partial
+            raise InvalidOption(f"@app.task({shown(function)}): has no name of its own; give name=…")
         return kind(
             self._place,
             function,
-            name=function.__name__ if name is None else name,
+            name=name,
             queue=given.get("queue", "default"),
             timeout=given.get("timeout"),
             pass_job=pass_job,
@@ -212,7 +216,7 @@ class Tasks(TaskMaker):
     """
 
     def __init__(self, **defaults: Unpack[TaskDefaults]) -> None:
-        _check_names(defaults, TaskDefaults, "Tasks")
+        check_known(defaults, TaskDefaults.__annotations__, "Tasks", _ELSEWHERE)
         super().__init__(Place(), defaults)
 
     def __repr__(self) -> str:
@@ -241,18 +245,7 @@ class Tasks(TaskMaker):
             )
         self._place.app, self._place.prefix = app, name_prefix
         try:
-            for task in self._made.values():
-                app._take(task)
+            app._take(*self._made.values())
         except InvalidOption:
             self._place.app, self._place.prefix = None, ""
             raise
-
-
-def _check_names(given: TaskDefaults, known: type, where: str) -> None:
-    names = [*known.__annotations__, *(["pass_job"] if known is TaskOptions else [])]
-    for option in given:
-        if option in names:
-            continue
-        if option in _ELSEWHERE:
-            raise TypeError(f"{where}(…) has no option {option!r}: {_ELSEWHERE[option]}")
-        raise TypeError(f"{where}(…) has no option {option!r}; it has: {', '.join(names)}")

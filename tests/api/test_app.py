@@ -416,6 +416,24 @@ async def test_an_app_may_be_closed_and_used_again(url: str) -> None:
             assert await (await one.enqueue()).result(timeout=10) == 1
 
 
+async def test_a_queue_of_an_app_that_was_closed_is_made_anew(app: EchoMQ) -> None:
+    @app.task(queue="mail", results_queue="told")
+    async def welcome() -> str:
+        return "welcome"
+
+    async with app.queue("mail", max_size=5) as queue:
+        assert await queue.counts("waiting") == {"waiting": 0}
+    async with app.worker("mail"):
+        assert await (await welcome.enqueue()).result(timeout=10) == "welcome"
+    assert app.queue("mail") is not queue
+    assert app.queue("mail") is app.queue("mail")
+    assert app.queue("mail")._home.max_size == 5
+    await app.queue("mail").close()
+    await app.enqueue_all([welcome.spec()])
+    await app.queue("mail").close()
+    await welcome.map([])
+
+
 async def test_an_id_that_is_taken_gives_the_job_that_has_it(app: EchoMQ) -> None:
     @app.task
     async def pack(order: int) -> None: ...

@@ -147,6 +147,10 @@ async def test_a_priority_that_is_none_changes_nothing(queue: Queue, priority: A
             lambda job, queue: queue.publish("mine", **{f"f{n}": n for n in range(101)}),
             "has 101 fields, and at most 100",
         ),
+        (lambda job, queue: queue.publish("\ud800"), "event '\\ud800': holds a lone surrogate"),
+        (lambda job, queue: queue.publish("mine", course="\ud800"), "course='\\ud800': holds a lone surrogate"),
+        (lambda job, queue: queue.publish("mine", **{"\ud800": 1}), "field '\\ud800': holds a lone surrogate"),
+        (lambda job, queue: queue.publish("mine", share=float("nan")), "share=nan: must be a finite number"),
     ],
 )
 async def test_an_argument_that_breaks_a_rule_is_named_with_its_value(queue: Queue, call: Any, says: str) -> None:

@@ -313,6 +313,24 @@ async def test_a_queue_works_without_a_with_block(server: Server) -> None:
         await queue.add("enroll")
 
 
+async def test_a_close_that_is_cancelled_has_closed_the_queue(server: Server) -> None:
+    queue = Queue("enrollments", connection=server.url)
+    await queue.add("enroll")
+    await queue.dead_letter.counts("waiting")
+    server.pause()
+    adding = asyncio.create_task(queue.dead_letter.add("enroll"))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(queue.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait([closing])
+    assert closing.cancelled()
+    with pytest.raises(RuntimeError, match="is closed"):
+        await queue.add("enroll")
+    server.resume()
+    await asyncio.gather(adding, return_exceptions=True)
+
+
 async def test_many_queues_share_one_connection(server: Server) -> None:
     async with Connection(server.url) as connection:
         queues = [Queue(f"q{number}", connection=connection) for number in range(500)]

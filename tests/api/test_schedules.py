@@ -23,9 +23,11 @@ from echomq import (
     JobScheduler,
     JobSpec,
     Queue,
+    QueueFull,
     StateError,
     Worker,
 )
+from echomq.payloads import Compressed
 from tests.support.audit import audit
 from tests.support.server import Server
 from tests.support.wait import wait_until
@@ -406,6 +408,25 @@ async def test_run_now_leaves_the_schedule_as_it_is(scheduler: JobScheduler, que
         assert (await job.refresh()) is not None
     await scheduler.resume("daily")
     assert await scheduler.get("daily") == before
+
+
+async def test_run_now_adds_nothing_to_a_full_queue(url: str) -> None:
+    async with Queue("reports", connection=url, max_size=2) as queue:
+        scheduler = JobScheduler(queue)
+        await scheduler.upsert("yearly", YEARLY, REPORT)
+        await scheduler.run_now("yearly")
+        with pytest.raises(QueueFull, match="queue 'reports' is full: 2 jobs wait in it") as full:
+            await scheduler.run_now("yearly")
+        assert (full.value.size, full.value.max_size) == (2, 2)
+        assert await queue.counts("waiting", "delayed") == {"waiting": 1, "delayed": 1}
+
+
+async def test_resume_gives_the_data_as_they_were_given(url: str) -> None:
+    async with JobScheduler("reports", connection=url, codec=Compressed(above=10)) as scheduler:
+        await scheduler.upsert("yearly", YEARLY, JobSpec("report", {"of": "x" * 500}))
+        for _ in range(2):
+            await scheduler.pause("yearly")
+            assert (await scheduler.resume("yearly")).data == {"of": "x" * 500}
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume", "run_now"])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,17 @@ from echomq import (
     EncodingError,
     InvalidOption,
     Job,
+    JobFailed,
     JobSpec,
     Keep,
     Limiter,
+    PayloadTooLarge,
+    StoreUnavailable,
     Tasks,
     current_job,
     job_logger,
 )
+from echomq.payloads import Codec
 from echomq.tasks import TaskOptions
 
 
@@ -114,6 +119,13 @@ async def test_names_and_groups_are_taken_once_and_nothing_is_half_included(app:
     assert sorted(app.tasks) == ["more.first", "more.send", "send"]
     with pytest.raises(InvalidOption, match="is included already"):
         EchoMQ(url).include(tasks)
+    last = Tasks(queue="last")
+    last.task(name="ok")(send.function)
+    last.task(name="wrong", results_queue="last")(send.function)
+    for _ in range(2):
+        with pytest.raises(InvalidOption, match="is the queue that the task's own jobs go to"):
+            app.include(last)
+        assert sorted(app.tasks) == ["more.first", "more.send", "send"]
     with pytest.raises(InvalidOption, match="must be a group of tasks"):
         app.include(send)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"Tasks\(…\) has no option 'name'; it has: queue, "):
@@ -223,6 +235,34 @@ async def test_enqueue_all_says_what_became_of_each_job_when_it_stops_half_way(a
     assert (len(stopped.value.added), stopped.value.not_added) == (2, [2, 3])
 
 
+async def test_enqueue_all_adds_nothing_if_the_store_of_one_queue_is_away(url: str) -> None:
+    class Away(Codec):
+        name = "away"
+
+        def encode(self, body: bytes) -> tuple[bytes, dict[str, Any]] | None:
+            if b"7" in body:
+                raise StoreUnavailable("the store is away")
+            return body + b" " * body.count(b"8") * 100, {}
+
+        def decode(self, body: bytes, step: Mapping[str, Any]) -> bytes:
+            return body
+
+    async with EchoMQ(url, codec=Away(), max_bytes=150) as app:
+
+        @app.task(queue="seats")
+        async def enroll(learner: int) -> None: ...
+
+        @app.task(queue="mail")
+        async def welcome(learner: int) -> None: ...
+
+        with pytest.raises(StoreUnavailable, match="the store is away"):
+            await app.enqueue_all([enroll.spec(1), enroll.spec(2), welcome.spec(7)])
+        with pytest.raises(PayloadTooLarge, match=r"jobs\[2\]: data"):
+            await app.enqueue_all([enroll.spec(1), enroll.spec(2), welcome.spec(8)])
+        assert await app.queue("seats").counts("waiting") == {"waiting": 0}
+        assert len(await app.enqueue_all([enroll.spec(1), welcome.spec(2)])) == 2
+
+
 @pytest.mark.parametrize("where", ["decorator", "group", "options"])
 async def test_every_option_of_jobs_may_be_said_of_a_task_a_group_or_the_next_jobs(app: EchoMQ, where: str) -> None:
     options: TaskOptions = {
@@ -250,7 +290,7 @@ async def test_every_option_of_jobs_may_be_said_of_a_task_a_group_or_the_next_jo
         task = group.task(enroll)
         app.include(group)
     else:
-        task = app.task(enroll).options(**options)  # type: ignore[misc]
+        task = app.task(enroll).options(**options)  # type: ignore[arg-type]
     spec = task.spec(7)
     assert {name: getattr(spec, name) for name in options} == options
     job = await task.enqueue(7)
@@ -396,6 +436,52 @@ async def test_names_of_other_libraries_are_answered_with_ours(app: EchoMQ) -> N
         app.task(max_retries=3)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match=r"has no option 'tries'; it has: .*, pass_job$"):
         app.task(tries=3)  # type: ignore[call-overload]
+    for options in (enroll.options, enroll.sync.options):
+        with pytest.raises(TypeError, match=r"\.options\(…\) has no option 'countdown': write delay=…"):
+            options(countdown=3)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"\.options\(…\) has no option 'tries'; it has: job_id, .*, queue$"):
+            options(tries=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"EchoMQ\(…\) has no option 'broker': give the URL of the server first"):
+        EchoMQ("till", broker="redis://localhost", backend="redis://localhost")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"EchoMQ\(…\) has no option 'url'; it has: connection, prefix, .*middleware$"):
+        EchoMQ(url="redis://localhost")  # type: ignore[arg-type]
+
+
+def test_what_stands_in_a_function_changes_nothing_in_its_task(app: EchoMQ) -> None:
+    def welcome(learner: int) -> int:
+        return learner
+
+    vars(welcome).update(queue="elsewhere", timeout=0.5, enqueue=lambda: None, _place=None)
+    task = app.task(queue="mail", timeout=60)(welcome)
+    assert (task.queue, task.timeout, task.app, task.enqueue.__name__) == ("mail", 60, app, "enqueue")
+
+
+def test_a_function_without_a_name_needs_one(app: EchoMQ) -> None:
+    def welcome(learner: int) -> int:
+        return learner
+
+    with pytest.raises(InvalidOption, match=r"functools\.partial\(.*has no name of its own; give name=…"):
+        app.task(functools.partial(welcome, 1))
+    assert app.task(name="welcome")(functools.partial(welcome, 1))() == 1
+
+
+async def test_the_job_itself_is_no_argument(app: EchoMQ) -> None:
+    @app.task(pass_job=True, queue="any", attempts=3)
+    async def takes_any(job: Job[Any], /, **more: int) -> dict[str, int]:
+        return more
+
+    @app.task(pass_job=True, queue="any", attempts=3)  # type: ignore[arg-type]  # which says so, too
+    async def has_name(job: Job[Any], **more: int) -> dict[str, int]:
+        return more
+
+    with pytest.raises(TypeError, match="task 'has_name': job is the job itself when a job runs; leave it out"):
+        has_name.spec(job=1)
+    async with app.worker("any"):
+        assert await (await takes_any.enqueue(job=1)).result(timeout=10) == {"job": 1}
+        assert await (await has_name.enqueue(more=1)).result(timeout=10) == {"more": 1}
+        job = await app.queue("any").add("has_name", {"job": 1}, attempts=3)
+        with pytest.raises(JobFailed, match="does not fit task 'has_name': job is the job itself, and no argument"):
+            await job.result(timeout=10)
 
 
 def test_a_method_is_no_task(app: EchoMQ) -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final, TypeVar
 
 from echomq._payloads import Payloads
 from echomq._store.codec import NewJob
 from echomq._store.keys import QueueKeys
-from echomq._store.line import Line
+from echomq._store.line import Added, Line
 from echomq._telemetry import Guard
 from echomq.connection import Connection, run_elsewhere
-from echomq.errors import PayloadTooLarge
-from echomq.options import MAX_BYTES
+from echomq.errors import PayloadTooLarge, QueueFull
+from echomq.options import MAX_BYTES, JobSpec
 
 T = TypeVar("T")
+
+_AT_ONCE: Final = 16
+"""How many payloads are encoded at once."""
 
 
 class Home:
@@ -52,6 +55,11 @@ class Home:
         self._closed = False
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it can be used no more."""
+        return self._closed
+
+    @property
     def line(self) -> Line:
         """The line in the running event loop, made when it is first needed there."""
         line = self._line
@@ -69,15 +77,12 @@ class Home:
             found = self._lines[loop] = Line(self.connection.acquire(), self.keys, self.max_size)
             if self.max_size is not None:
                 found.bound(self.max_size)  # ``bound`` may have come too early to see this line
-            if self._closes_meanwhile():  # in another thread; one of the two takes it out
+            if self.is_closed:  # in another thread, meanwhile; one of the two takes it out
                 if self._lines.pop(loop, None) is not None:
                     run_elsewhere(loop, found.close)
                 raise self._error_closed()
         self._line = found
         return found
-
-    def _closes_meanwhile(self) -> bool:
-        return self._closed
 
     def _error_closed(self) -> RuntimeError:
         return RuntimeError(f"queue {self.keys.queue!r} is closed: make a new Queue")
@@ -113,11 +118,44 @@ class Home:
         name, data, *rest = new
         return (name, await self.payloads.encode(data.encode() if isinstance(data, str) else data), *rest)
 
-    def check_size(self, data: bytes | str, most: int | None = None) -> None:
-        """Refuses data that take more bytes than they may."""
+    async def all_wrapped(self, new: Sequence[NewJob], specs: Sequence[JobSpec]) -> list[NewJob]:
+        """New jobs, each of its spec, with their data as they are to be stored; a few at a time, as each may wait for a store.
+
+        Raises:
+            PayloadTooLarge: those of one of them take more; names its position. StoreUnavailable: as ``wrapped``.
+        """
+        sent = list(new)
+        if self.payloads is not None:
+            for start in range(0, len(new), _AT_ONCE):
+                some = map(self.encoded, new[start : start + _AT_ONCE])
+                made = await asyncio.gather(*some, return_exceptions=True)  # so that none goes on alone
+                for position, one in enumerate(made, start):
+                    if isinstance(one, BaseException):
+                        raise one
+                    sent[position] = one
+        for position, (job, spec) in enumerate(zip(sent, specs, strict=True)):
+            self.check_size(job[1], spec.max_bytes, position)
+        return sent
+
+    def check_size(self, data: bytes | str, most: int | None = None, position: int | None = None) -> None:
+        """Refuses data that take more bytes than they may.
+
+        Args:
+            data: as they are to be stored.
+            most: how many they may take, where that is another number than the queue's.
+            position: of their job, where several are added.
+
+        Raises:
+            PayloadTooLarge: they take more.
+        """
         most = most or self.max_bytes
         if most is not None and len(data) > most:
-            raise PayloadTooLarge("data", len(data), most)
+            raise PayloadTooLarge("data" if position is None else f"jobs[{position}]: data", len(data), most)
+
+    def full(self, added: Added) -> QueueFull:
+        """What the caller of an add hears whose job the queue, being full, has refused."""
+        assert self.max_size is not None
+        return QueueFull(self.keys.queue, int(added.job_id), self.max_size)
 
     def leads_where(self, other: Home) -> bool:
         """Whether that one is a way to the same queue."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
 from typing import Any, Final
 
+from echomq._store.codec import NewJob
 from echomq._testing.driver import NotSettled
 from echomq.app import EchoMQ
-from echomq.errors import JobNotFound, StateError
+from echomq.errors import BulkAddError, JobNotFound, StateError
 from echomq.job import Job
 from echomq.options import JobSpec, ProcessPool
 from echomq.queue import Queue
@@ -88,12 +88,26 @@ class InlineQueue(Queue):
 
     async def add(self, name: str | JobSpec, *args: Any, **options: Any) -> Job[Any]:
         """Adds a job and runs it."""
-        job = await super().add(name, *args, **options)
+        return await self._has_run(await super().add(name, *args, **options))
+
+    async def _add_all(self, new: list[NewJob], sent: list[NewJob]) -> list[Job[Any]]:
+        """One after the other: each has run when the next is added."""
+        made: list[Job[Any]] = []
+        for position, (as_it_reads, as_stored) in enumerate(zip(new, sent, strict=True)):
+            try:
+                [job] = await super()._add_all([as_it_reads], [as_stored])
+            except BulkAddError as error:
+                raise BulkAddError(
+                    f"{position} of {len(new)} jobs were added, then: {error.__cause__}",
+                    added=[job.id for job in made],
+                    unknown=[position] if error.unknown else (),
+                    not_added=range(position + len(error.unknown), len(new)),
+                ) from error.__cause__
+            made.append(await self._has_run(job))
+        return made
+
+    async def _has_run(self, job: Job[Any]) -> Job[Any]:
         if self.name not in {task.queue for task in self._tasks.tasks.values()}:
             return job  # nothing here could run it
         found = await self._crews.run(job)
         return job if job.duplicate or job.deduplicated else found
-
-    async def add_bulk(self, jobs: Iterable[JobSpec]) -> list[Job[Any]]:
-        """Adds jobs and runs them, one after the other."""
-        return [await self.add(spec) for spec in jobs]
