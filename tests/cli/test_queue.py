@@ -83,6 +83,22 @@ async def test_show(url: str) -> None:
         assert words in text.out
 
 
+@pytest.mark.parametrize("damage", [{"opts": "not json"}, {"opts": '{"delay": 1e12}', "timestamp": "253402300799000"}])
+async def test_a_job_that_is_damaged_hides_nothing_of_its_queue(server: Server, damage: dict[str, str]) -> None:
+    async with Queue("orders", connection=server.url) as queue:
+        job = await queue.add("pack")
+        with server.client() as client:
+            for name, value in damage.items():
+                client.hset(f"emq:{{orders}}:{job.id}", name, value)
+        shown = (await echomq("queue", "show", "orders", "--json", url=server.url)).json
+        text = await echomq("queue", "show", "orders", url=server.url)
+        seen = (await echomq("top", "--json", url=server.url)).json["queues"][0]
+    assert (shown["next"]["id"], shown["counts"]["waiting"], text.code) == (job.id, 1, 0)
+    assert f"{job.id} pack, ready" in text.out
+    assert seen["trouble"] is None
+    assert 0 <= seen["oldest_waiting_age"] < 60
+
+
 async def test_a_queue_that_is_not_there(url: str) -> None:
     shown = await echomq("queue", "show", "typo", url=url)
     assert (shown.code, shown.out) == (3, "")

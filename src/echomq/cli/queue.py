@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from echomq import ConnectionLost, EchoMQError, Job, JobState, Queue, ServerUnavailable
+from echomq import BrokenKey, ConnectionLost, EchoMQError, Job, JobState, Queue, ServerUnavailable
 from echomq.cli import _text
 from echomq.cli._shell import QueueName, Shell, Yes, command, seconds_option
 
@@ -130,10 +130,18 @@ async def next_to_run(queue: Queue) -> Job[Any] | None:
 
 def ready_since(job: Job[Any]) -> datetime | None:
     """Since when a job that waits could run, as far as its record tells: made and its delay over, or back from its last run."""
-    moments = [moment for moment in (job.processed_on, job.finished_on) if moment is not None]
-    if job.timestamp is not None:
-        moments.append(job.timestamp + timedelta(seconds=job.opts.delay))
+    moments = [moment for moment in (job.processed_on, job.finished_on, first_due(job)) if moment is not None]
     return min(max(moments), datetime.now(UTC)) if moments else None
+
+
+def first_due(job: Job[Any]) -> datetime | None:
+    """When a job was made and its delay over, as far as its record tells."""
+    if job.timestamp is None:
+        return None
+    try:
+        return job.timestamp + timedelta(seconds=job.opts.delay)
+    except (BrokenKey, OverflowError):  # what is damaged in one job hides nothing of its queue
+        return job.timestamp
 
 
 @command(app)

@@ -9,11 +9,11 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from echomq import ConnectionLost, EchoMQError, Job, JobState, Queue, ServerUnavailable
-from echomq.cli.queue import next_to_run, ready_since
+from echomq.cli.queue import first_due, next_to_run, ready_since
 from echomq.models import WorkerInfo
 
 AT_ONCE: Final = 100
@@ -275,20 +275,13 @@ def _times(seen: Seen, jobs: Sequence[Job[Any]]) -> None:
     seen.wait = Spread.of(
         _between(since, job.processed_on)
         for job in recent
-        if job.attempts_started == 1 and job.processed_on and (since := _could_run(job)) is not None
+        if job.attempts_started == 1 and job.processed_on and (since := first_due(job)) is not None
     )
     ends = [job.finished_on.timestamp() for job in recent if job.finished_on is not None]
     fresh = [end for end in ends if now.timestamp() - end < _SPAN]
     # If all of the sample ended within the span, there were more.
     span = max(now.timestamp() - min(fresh), 0.001) if len(fresh) == SAMPLE else _SPAN
     seen.ends_per_second = len(fresh) / span
-
-
-def _could_run(job: Job[Any]) -> datetime | None:
-    try:
-        return None if job.timestamp is None else job.timestamp + timedelta(seconds=job.opts.delay)
-    except EchoMQError:
-        return None  # options that cannot be read
 
 
 def _between(start: datetime | None, end: datetime | None) -> float:
