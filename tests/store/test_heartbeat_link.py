@@ -13,7 +13,9 @@ import pytest
 
 from echomq._redis.connect import Settings
 from echomq._redis.heartbeat import HeartbeatLink
-from echomq.errors import ConnectionLost, InvalidOption, ServerError, ServerUnavailable
+from echomq._store.keep import extend_locks
+from echomq._store.keys import QueueKeys
+from echomq.errors import BrokenKey, ConnectionLost, InvalidOption, ServerError, ServerUnavailable
 from tests.support.server import Server
 
 
@@ -73,6 +75,15 @@ def test_an_error_answer_leaves_the_connection(server: Server) -> None:
             link.call("EVALSHA", "0" * 40, 0, timeout=2)
         assert caught.value.code == "NOSCRIPT"
         assert link.call("CLIENT", "ID", timeout=2) == ident
+
+
+def test_what_a_script_refuses_is_explained_from_the_first_call_on(server: Server) -> None:
+    keys = QueueKeys.of("q")
+    server.cli("SET", keys.key("active"), "no list")
+    with linked(server.url) as link:
+        for _ in range(2):  # the first has to load the script
+            with pytest.raises(BrokenKey, match=r"active must be a list; nothing was changed \(in "):
+                extend_locks(link, keys, [("1", "token", b"::")], lock_duration=30, timeout=2)
 
 
 def test_a_bad_argument_is_refused_before_anything_is_sent(server: Server) -> None:

@@ -6,16 +6,18 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from echomq import Job, Queue, Worker
+from echomq import Deduplication, Job, Queue, Worker
+from echomq._redis.wire import Argument, Reply
 from echomq._store import control, read
+from echomq._store.call import Lane, Patience
 from echomq._store.codec import NewJob, encode_spec
-from echomq._store.codes import ADDED
+from echomq._store.codes import ADDED, DEDUPLICATED
 from echomq._store.keys import QueueKeys
 from echomq._store.line import MOST_BYTES, MOST_JOBS, Line
 from echomq.connection import Connection
@@ -121,6 +123,46 @@ async def test_a_line_whose_loop_ends_lets_its_callers_go(server: Server, proxy:
         await asyncio.wait(asked)
         assert all(future.cancelled() for future in asked)
     proxy.black_hole = False
+
+
+# -- answers of any content ------------------------------------------------------------------------------------------------
+
+
+async def test_an_id_that_is_no_text_spoils_nobody_elses_answer(server: Server) -> None:
+    server.cli("HSET", KEYS.key("").encode() + b"\xff", "name", "foreign", "data", "{}", "opts", "{}", "timestamp", "1",
+               "delay", "0", "priority", "0")  # fmt: skip
+    server.cli("LPUSH", KEYS.key("wait"), b"\xff")
+    server.cli("SET", KEYS.key("de:d"), b"\xff")
+    async with line_to(server.url) as line:
+        [held], [plain] = await asyncio.gather(
+            line.add((job(deduplication=Deduplication("d")),)), line.add((job("plain"),))
+        )
+    assert (held.job_id, held.code) == ("\udcff", DEDUPLICATED)
+    assert plain.code == ADDED
+    async with Queue("q", connection=server.url) as queue:
+        found = await queue.add("x", deduplication=Deduplication("d"))
+    assert (found.id, found.name, found.deduplicated) == ("\udcff", "foreign", True)
+
+
+async def test_an_answer_that_nobody_understands_is_an_error_to_those_who_asked(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with line_to(server.url) as line:
+        await line.add((job(),))
+        call = Lane.call
+
+        async def nonsense(self: Lane, name: str, args: Sequence[Argument], patience: Patience) -> Reply:
+            await call(self, name, args, patience)
+            return [b"now"] if name == "addJobs-11" else []
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Lane, "call", nonsense)
+            asked: list[asyncio.Future[Any]] = [line.add((job("a"),)), line.add((job("b"),)), line.call("pause-6", ())]
+            errors = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(error) for error in errors] == [ValueError, ValueError, list]
+        await line.call("resume-8", ())
+        await line.add((job("c"),))
+    assert names(server) == ["paint", "a", "b", "c"]
 
 
 # -- what is lost on the way -----------------------------------------------------------------------------------------------
@@ -450,6 +492,17 @@ async def test_a_broken_key_is_named_and_the_line_goes_on(server: Server) -> Non
         assert caught.value.code == "BROKEN"
         server.cli("DEL", KEYS.key("wait"))
         await line.add((job(),))
+
+
+async def test_an_error_that_is_told_as_it_is_is_not_its_own_cause(server: Server) -> None:
+    connection = Connection(server.url)
+    line = Line(connection.acquire(), KEYS)
+    await line.add((job(),))
+    await connection.close()
+    with pytest.raises(RuntimeError, match="closed") as caught:
+        await line.add((job(),))
+    await line.close()
+    assert caught.value.__cause__ is not caught.value
 
 
 async def test_a_full_memory_refuses_the_whole_call(make_server: Callable[..., Server]) -> None:

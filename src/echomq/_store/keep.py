@@ -59,12 +59,15 @@ def _call_sync(link: HeartbeatLink, keys: QueueKeys, name: str, args: list[Argum
     names = [keys.resolve(key) for key in called.keys]
     command: list[Argument] = ["EVALSHA", called.sha, str(len(names)), *names, *args]
     try:
-        reply = link.call(*command, timeout=timeout)
+        try:
+            reply = link.call(*command, timeout=timeout)
+        except ServerError as error:
+            if error.code != "NOSCRIPT":
+                raise
+            link.call("SCRIPT", "LOAD", called.source, timeout=timeout)
+            reply = link.call(*command, timeout=timeout)
     except ServerError as error:
-        if error.code != "NOSCRIPT":
-            raise explain(error, called) from None
-        link.call("SCRIPT", "LOAD", called.source, timeout=timeout)
-        reply = link.call(*command, timeout=timeout)
+        raise explain(error, called) from None
     assert isinstance(reply, list)
     return reply
 

@@ -15,7 +15,7 @@ from typing import Any
 from echomq._redis.client import Link
 from echomq._redis.wire import Argument, Reply
 from echomq._store.call import Lane, Patience, opened, read_command, read_script
-from echomq._store.codec import MORE, NewJob
+from echomq._store.codec import MORE, NewJob, decode_id
 from echomq._store.keys import QueueKeys
 from echomq.connection import Hub
 from echomq.errors import BrokenKey, ConnectionLost, EchoMQError, ServerError, ServerUnavailable, UnsupportedServer
@@ -173,12 +173,15 @@ class Line:
             while self._waiting:
                 first = self._waiting.popleft()
                 under_way = [first]
-                if isinstance(first, _Call):
-                    await self._one(first)
-                elif isinstance(first, _Telling):
-                    await self._tell(first, under_way)
-                else:
-                    await self._together(first, under_way)
+                try:
+                    if isinstance(first, _Call):
+                        await self._one(first)
+                    elif isinstance(first, _Telling):
+                        await self._tell(first, under_way)
+                    else:
+                        await self._together(first, under_way)
+                except Exception as error:  # it is the callers' to hear, also if it is a fault of ours
+                    self._fail(under_way, error)
                 under_way = []
         finally:
             self._walk = None
@@ -195,13 +198,9 @@ class Line:
         return await self._lane.call(name, args, patience)
 
     async def _one(self, call: _Call) -> None:
-        try:
-            reply = await self._send(call.name, call.args, call)
-        except Exception as error:  # it is the caller's to hear
-            self._fail([call], error)
-        else:
-            if not call.future.done():
-                call.future.set_result(reply)
+        reply = await self._send(call.name, call.args, call)
+        if not call.future.done():
+            call.future.set_result(reply)
 
     async def _tell(self, first: _Telling, tellings: list[_Telling]) -> None:
         size = first.size
@@ -212,11 +211,7 @@ class Line:
             self._waiting.popleft()
             tellings.append(following)
             size += following.size
-        try:
-            reply = await self._send(_TELL, [part for one in tellings for part in one.told], tellings[-1])
-        except Exception as error:  # it is the callers' to hear
-            self._fail(tellings, error)
-            return
+        reply = await self._send(_TELL, [part for one in tellings for part in one.told], tellings[-1])
         assert isinstance(reply, list)
         for one, answer in zip(tellings, reply[1:], strict=True):
             if not one.future.done():
@@ -242,12 +237,11 @@ class Line:
                 args.extend(job)
         try:
             reply = await self._send(_ADD, args, adds[-1])
-        except Exception as error:  # it is the callers' to hear
-            if isinstance(error, BrokenKey) and len(adds) > 1 and any(job[MORE] for add in adds for job in add.jobs):
-                for add in adds:  # nothing was changed; what is broken may be the key of one job alone
-                    await self._add([add], len(add.jobs))
-            else:
-                self._fail(adds, error)
+        except BrokenKey:
+            if len(adds) == 1 or not any(job[MORE] for add in adds for job in add.jobs):
+                raise
+            for add in adds:  # nothing was changed; what is broken may be the key of one job alone
+                await self._add_alone(add)
             return
         results = _results(reply)
         start = 0
@@ -256,6 +250,12 @@ class Line:
             if not add.future.done():
                 add.future.set_result(results[start:end])
             start = end
+
+    async def _add_alone(self, add: _Add) -> None:
+        try:
+            await self._add([add], len(add.jobs))
+        except Exception as error:
+            self._fail([add], error)
 
     def _fail(self, asked: Sequence[_Add | _Telling | _Call], error: Exception) -> None:
         for one in asked:
@@ -272,7 +272,7 @@ def _results(reply: Reply) -> list[Added]:
     assert isinstance(reply, list)
     now = int(reply[0])  # type: ignore[arg-type]
     ids, flags = reply[1::2], reply[2::2]
-    return [Added(job_id.decode(), code, now) for job_id, code in zip(ids, flags, strict=True)]  # type: ignore[union-attr, arg-type]
+    return [Added(decode_id(job_id), code, now) for job_id, code in zip(ids, flags, strict=True)]  # type: ignore[arg-type]
 
 
 def _refuse(asked: _Add | _Telling | _Call, error: Exception, queue: str) -> None:
@@ -283,7 +283,8 @@ def _refuse(asked: _Add | _Telling | _Call, error: Exception, queue: str) -> Non
     else:
         what = "not added" if isinstance(asked, _Add) else "not carried out"
     told = _retold(error, queue, what)
-    told.__cause__ = error
+    if told is not error:
+        told.__cause__ = error
     asked.future.set_exception(told)
 
 
