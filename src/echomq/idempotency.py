@@ -23,6 +23,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias, TypeVar, get_args
 
 from echomq._log import logger
+from echomq._store.call import Patience, opened, repeated
 from echomq._store.codec import decode_json, encode_json, moment_ms
 from echomq._store.effects import Claim, claim_effect, effect_key, finish_effect, release_effect
 from echomq._transaction import Dialect, Transaction, is_async_sqlalchemy, open_transaction
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 MAX_KEY: Final = 255
 """Bytes of a key in UTF-8: what the key column of each database holds."""
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5  # seconds between repeated calls
 _NULL: Final = b"null"
 _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}(\.[A-Za-z_][A-Za-z0-9_]{0,62})?")
 
@@ -446,21 +446,11 @@ class RedisOnce:
         Never longer than a lease, for then another may have the claim.
         """
         hub = self._hub()
-        loop, sent, pause = hub.loop, False, _FIRST_PAUSE
-        give_up = loop.time() + min(hub.wait if patience is None else patience, self._lease)
-        while True:
-            try:
-                # One key a script, so any slot of a cluster will do.
-                return await call(await hub.link(hash_tag=True))
-            except (ServerUnavailable, ConnectionLost) as error:
-                sent = sent or isinstance(error, ConnectionLost)
-                await hub.look_after(error)
-                if loop.time() + pause > give_up:
-                    if sent and not isinstance(error, ConnectionLost):
-                        raise ConnectionLost(f"the call was sent, and could not be repeated: {error}") from error
-                    raise
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
+        trying = Patience(hub.wait if patience is None else patience, hub.look_after, at_most=self._lease)
+        link = await opened(
+            lambda: hub.link(hash_tag=True), trying
+        )  # one key a script, so any slot of a cluster will do
+        return await repeated(link, lambda: call(link), trying)
 
     def _hub(self) -> Hub:
         loop = asyncio.get_running_loop()

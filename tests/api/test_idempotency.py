@@ -26,11 +26,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, c
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
 from echomq.connection import Connection
-from echomq.errors import EncodingError, InvalidOption, RetryLater, ServerUnavailable
+from echomq.errors import ConnectionLost, EncodingError, InvalidOption, RetryLater, ServerUnavailable
 from echomq.idempotency import RedisOnce, SQLOnce, job_key
 from tests.support import deliveries
 from tests.support.databases import when_asked_for
 from tests.support.deliveries import LIBRARIES, Book, deliver, opened, write
+from tests.support.proxy import Proxy, needle
 from tests.support.server import Server
 from tests.support.wait import wait_until
 
@@ -627,6 +628,30 @@ async def test_result_that_cannot_be_kept_is_no_success(make_server: Callable[..
                 server.kill()
         with pytest.raises(ServerUnavailable):
             await charge(redis_once, "k", [], 1)
+
+
+@pytest.mark.parametrize("why", ["password", "closed"])
+async def test_a_result_that_may_be_kept_is_no_server_error(make_server: Callable[..., Server], why: str) -> None:
+    server = make_server(acl=["user ada on >secret ~* &* +@all"])
+    async with Proxy(server) as proxy:
+        url = proxy.url.replace("//", "//ada:secret@")
+        connection = Connection(url, wait=0.2)
+        async with connection, RedisOnce(connection) as redis_once:
+            await charge(redis_once, "warm", [], 1)
+            block = redis_once("k")
+            effect = await block.__aenter__()
+            assert not effect.done
+            effect.result = "kept"
+            server.cli("ACL", "SETUSER", "ada", "resetpass", ">another")  # new connections are refused
+            proxy.lose("reply" if why == "password" else "silence", needle("finishEffect-1"))
+            leaving = asyncio.create_task(block.__aexit__(None, None, None))
+            if why == "closed":
+                await wait_until(lambda: proxy.lost)
+                await connection.close()
+            with pytest.raises(ConnectionLost):
+                await leaving
+    async with RedisOnce(server.url) as other:
+        assert await charge(other, "k", [], "again") == "kept"
 
 
 async def test_error_of_the_block_is_not_hidden_by_a_closed_connection(url: str, server: Server) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from echomq import Deduplication, Job, Queue, Worker
 from echomq._redis.wire import Argument, Reply
+from echomq._store import call as calling
 from echomq._store import control, read
 from echomq._store.call import Lane, Patience
 from echomq._store.codec import NewJob, encode_spec
@@ -379,6 +380,89 @@ async def test_a_call_whose_fate_stays_unknown_says_so(server: Server, proxy: Pr
         await proxy.listen()
         await line.add((job("third"),))
     assert names(server) == ["first", "second", "third"]
+
+
+@pytest.fixture
+async def guarded(make_server: Callable[..., Server]) -> AsyncIterator[tuple[Server, Proxy, str]]:
+    """A server that wants a password, a proxy before it, and the URL to that."""
+    server = make_server(acl=["user ada on >secret ~* &* +@all"])
+    async with Proxy(server) as proxy:
+        yield server, proxy, proxy.url.replace("//", "//ada:secret@")
+
+
+def set_password(server: Server, password: str) -> None:
+    """For new connections; those that are open stay so."""
+    server.cli("ACL", "SETUSER", "ada", "resetpass", f">{password}")
+
+
+async def test_a_call_whose_reply_is_lost_and_whose_reconnect_is_refused_may_have_acted(
+    guarded: tuple[Server, Proxy, str],
+) -> None:
+    server, proxy, url = guarded
+    async with line_to(url, wait=0.2) as line:
+        await line.add((job("first"),))
+        set_password(server, "another")
+        proxy.lose("reply", ADD)
+        with pytest.raises(ConnectionLost, match=r"queue 'q': outcome unknown: .*WRONGPASS"):
+            await line.add((job("second"),))
+        with pytest.raises(ServerError, match="queue 'q': not added: WRONGPASS"):
+            await line.add((job("third"),))
+        set_password(server, "secret")
+        await line.add((job("fourth"),))
+    assert names(server) == ["first", "second", "fourth"]
+
+
+@pytest.mark.parametrize("what", ["add", "read"])
+async def test_a_password_that_differs_for_a_moment_costs_no_call_that_is_under_way(
+    guarded: tuple[Server, Proxy, str], what: str
+) -> None:
+    server, proxy, url = guarded
+    async with line_to(url, wait=20) as line:
+        [first] = await line.add((job("first"),))
+        set_password(server, "another")
+        proxy.lose("reply", ADD if what == "add" else needle("getJob-8"))
+        asked: asyncio.Future[Any] = asyncio.ensure_future(
+            line.add((job("second"),)) if what == "add" else read.job(line, first.job_id)
+        )
+        await asyncio.wait([asked], timeout=0.3)
+        assert not asked.done()
+        set_password(server, "secret")
+        assert await asked is not None
+    assert names(server) == ["first", "second"][: 2 if what == "add" else 1]
+
+
+async def test_a_refusal_that_lasts_is_told_also_to_endless_patience(
+    guarded: tuple[Server, Proxy, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calling, "REFUSED_FOR", 0.2)
+    server, proxy, url = guarded
+    async with line_to(url, wait=math.inf) as line:
+        await line.add((job("first"),))
+        set_password(server, "another")
+        proxy.lose("reply", ADD)
+        with pytest.raises(ConnectionLost, match=r"outcome unknown: .*WRONGPASS"):
+            await line.add((job("second"),))
+        await proxy.stop_listening()
+        asked = line.add((job("third"),))
+        await asyncio.wait([asked], timeout=0.1)
+        await proxy.listen()
+        with pytest.raises(ServerError, match="not added: WRONGPASS"):
+            await asked
+    assert names(server) == ["first", "second"]
+
+
+async def test_a_call_whose_connection_is_closed_meanwhile_may_have_acted(server: Server, proxy: Proxy) -> None:
+    connection = Connection(proxy.url)
+    line = Line(connection.acquire(), KEYS)
+    await line.add((job("first"),))
+    proxy.lose("silence", ADD)
+    asked = line.add((job("second"),))
+    await wait_until(lambda: len(names(server)) == 2)
+    await connection.close()
+    with pytest.raises(ConnectionLost, match=r"queue 'q': outcome unknown: .*closed") as caught:
+        await asked
+    assert isinstance(caught.value.__cause__, ConnectionLost)
+    await line.close()
 
 
 async def test_patience_without_end_outlasts_an_outage(server: Server, proxy: Proxy) -> None:

@@ -14,7 +14,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from echomq._lua.loader import Script, script
 from echomq._redis.client import Link
@@ -25,6 +25,11 @@ from echomq.errors import BrokenKey, ConnectionLost, ServerError, ServerUnavaila
 T = TypeVar("T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+
+REFUSED_FOR: Final = 10.0
+"""Seconds for which a server that refuses a connection that it had taken before (its password, a right) is tried again: its
+users may just be being changed. What is refused for longer is refused for good."""
+
 _BROKEN = re.compile(r"BROKEN (.*?)(?: script: |$)")
 _REFUSED = re.compile(r"REFUSED (.*?)(?: script: |$)")
 
@@ -81,31 +86,74 @@ class Patience:
     Args:
         seconds: ``math.inf`` to go on for ever.
         on_trouble: awaited after each failed try.
+        at_most: seconds after which there is no further try, not even to ask what became of a call that was sent.
     """
 
     def __init__(
         self,
         seconds: float,
         on_trouble: Callable[[Exception], Awaitable[None]] | None = None,
+        at_most: float = math.inf,
     ) -> None:
         self.seconds = seconds
         self.on_trouble = on_trouble
+        self.at_most = at_most
 
 
 class _Tries:
-    """The tries of one call: when the next may come, and when there is none any more."""
+    """The tries of one call: when the next may come, and when there is none any more.
 
-    __slots__ = ("_give_up", "_loop", "_patience", "_pause", "sent")
+    Attributes:
+        sent: whether the call may have been carried out.
+    """
 
-    def __init__(self, patience: Patience, started: float | None = None) -> None:
+    __slots__ = ("_asks", "_give_up", "_last", "_loop", "_patience", "_pause", "_reads", "_refused_at", "sent")
+
+    def __init__(
+        self, patience: Patience, started: float | None = None, *, sent: bool = False, reads: bool = False
+    ) -> None:
         self._patience = patience
         self._loop = asyncio.get_running_loop()
-        self._give_up = (self._loop.time() if started is None else started) + patience.seconds
+        if started is None:
+            started = self._loop.time()
+        self._last = started + patience.at_most
+        self._give_up = min(started + patience.seconds, self._last)
         self._pause = _FIRST_PAUSE
-        self.sent = False
+        self._asks = False
+        self._reads = reads
+        self._refused_at: float | None = None
+        self.sent = sent
 
-    async def reconnect(self, link: Link) -> None:
-        """Connects for a further try, no longer than patience lasts."""
+    async def next(self, trouble: Exception) -> None:
+        """Waits for the next try, or raises what the caller is to hear."""
+        patience = self._patience
+        if self._reads and isinstance(trouble, ConnectionLost):
+            trouble = ServerUnavailable(str(trouble))  # nothing that could have been carried out
+        if isinstance(trouble, ConnectionLost) and not self._asks:
+            # However long its reply was waited for: from now on there is time to ask what became of the call.
+            self.sent = self._asks = True
+            self._give_up = min(max(self._give_up, self._loop.time() + patience.seconds), self._last)
+        if patience.on_trouble is not None:
+            await patience.on_trouble(trouble)
+        wait = self._pause * (0.5 + random.random())  # spreads the callers; no secret
+        if self._loop.time() + wait > self._give_up:
+            raise self._last_word(trouble)
+        await asyncio.sleep(wait)
+        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+
+    async def again(self, link: Link, trouble: Exception) -> None:
+        """Waits until there is a connection for the next try, or raises what the caller is to hear."""
+        while True:
+            await self.next(trouble)
+            try:
+                await self._reconnect(link)
+                return
+            except Exception as error:  # of the connection, not of the call
+                trouble = error
+            if not self._may_pass(trouble):
+                raise self._last_word(trouble)
+
+    async def _reconnect(self, link: Link) -> None:
         if link.connected:
             return
         try:
@@ -115,22 +163,20 @@ class _Tries:
             where = link.settings.where
             raise ServerUnavailable(f"{where}: no connection within {self._patience.seconds:g} s") from None
 
-    async def next(self, trouble: Exception) -> None:
-        """Waits for the next try, or raises what the caller is to hear."""
-        patience = self._patience
-        if isinstance(trouble, ConnectionLost) and not self.sent:
-            # However long its reply was waited for: from now on there is time to ask what became of the call.
-            self.sent = True
-            self._give_up = max(self._give_up, self._loop.time() + patience.seconds)
-        if patience.on_trouble is not None:
-            await patience.on_trouble(trouble)
-        wait = self._pause * (0.5 + random.random())  # spreads the callers; no secret
-        if self._loop.time() + wait > self._give_up:
-            if self.sent and not isinstance(trouble, ConnectionLost):
-                raise ConnectionLost(f"the call was sent, and could not be repeated: {trouble}") from trouble
-            raise trouble
-        await asyncio.sleep(wait)
-        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+    def _may_pass(self, trouble: Exception) -> bool:
+        if isinstance(trouble, ServerError):
+            now = self._loop.time()
+            if self._refused_at is None:
+                self._refused_at = now
+            return now - self._refused_at < REFUSED_FOR
+        return isinstance(trouble, ServerUnavailable)
+
+    def _last_word(self, trouble: Exception) -> Exception:
+        if not self.sent or isinstance(trouble, ConnectionLost):
+            return trouble
+        lost = ConnectionLost(f"the call was sent, and could not be repeated: {trouble}")
+        lost.__cause__ = trouble
+        return lost
 
 
 async def opened(open_link: Callable[[], Awaitable[Link]], patience: Patience) -> Link:
@@ -172,15 +218,32 @@ async def answered(link: Link, read: Callable[[], Awaitable[T]], patience: Patie
     try:
         return await read()
     except (ServerUnavailable, ConnectionLost) as error:
-        trouble = ServerUnavailable(str(error))  # nothing that could have been carried out
-    tries = _Tries(patience, started)
+        trouble: Exception = error
+    return await _further(link, read, _Tries(patience, started, reads=True), trouble)
+
+
+async def repeated(link: Link, call: Callable[[], Awaitable[T]], patience: Patience) -> T:
+    """What ``call`` gives, which sends what acts once however often it is sent: tried until it was answered or patience ends.
+
+    Raises:
+        ServerUnavailable: patience ended, and the call was surely not carried out.
+        ConnectionLost: patience ended, and the call may have been carried out.
+    """
+    started = asyncio.get_running_loop().time()
+    try:
+        return await call()
+    except (ServerUnavailable, ConnectionLost) as error:
+        trouble: Exception = error
+    return await _further(link, call, _Tries(patience, started), trouble)
+
+
+async def _further(link: Link, call: Callable[[], Awaitable[T]], tries: _Tries, trouble: Exception) -> T:
     while True:
-        await tries.next(trouble)
+        await tries.again(link, trouble)
         try:
-            await tries.reconnect(link)
-            return await read()
+            return await call()
         except (ServerUnavailable, ConnectionLost) as error:
-            trouble = ServerUnavailable(str(error))
+            trouble = error
 
 
 class Lane:
@@ -251,19 +314,15 @@ class Lane:
             raise
         except (ConnectionLost, ServerUnavailable) as error:
             trouble: Exception = error
-        tries = _Tries(patience, started)
-        while True:
-            await tries.next(trouble)
-            try:
-                await tries.reconnect(self._link)
-                resent = "1" if again or tries.sent else ""
-                return await _call(self._link, name, head, (number, resent, *args))
-            except StaleCall as error:
-                self._begin_anew()
-                if resent:
-                    raise ConnectionLost(
-                        f"the call was sent, and there is no record of what it did: {error}"
-                    ) from error
-                raise
-            except (ConnectionLost, ServerUnavailable) as error:
-                trouble = error
+        tries = _Tries(patience, started, sent=again)
+
+        def repeat() -> Awaitable[Reply]:
+            return _call(self._link, name, head, (number, "1" if tries.sent else "", *args))
+
+        try:
+            return await _further(self._link, repeat, tries, trouble)
+        except StaleCall as error:
+            self._begin_anew()
+            if tries.sent:
+                raise ConnectionLost(f"the call was sent, and there is no record of what it did: {error}") from error
+            raise
