@@ -672,7 +672,8 @@ class Job(JobRecord[R]):
             ResultUnavailable: it completed, but its result could not be stored, or cannot be read.
             StoreUnavailable: the codec's store, which has the result, does not answer.
             ResultTimeout: it has not ended in time. It goes on.
-            ServerUnavailable: the server could not be reached to begin with.
+            ServerUnavailable: the server could not be reached to begin with. One that is away later is waited for.
+            ServerError: it refuses us (a password, a right), and has done so for ten seconds.
 
         Example:
             >>> job = await queue.add("add", {"a": 2, "b": 3})

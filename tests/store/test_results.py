@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -13,6 +13,7 @@ from echomq._store.keys import QueueKeys
 from echomq._store.line import Line
 from echomq._store.results import Ending, Results, result_of
 from echomq.connection import Connection
+from echomq.errors import ServerError
 from echomq.options import JobSpec
 from tests.support.proxy import Proxy, needle
 from tests.support.server import Server
@@ -216,3 +217,43 @@ async def test_a_stream_that_begins_anew_with_lower_ids_is_read(server: Server, 
     await wait_until(lambda: proxy.connections == 2)
     complete(server, "1", "17")
     assert await asyncio.wait_for(task, 5) == Ending("completed", b"17")
+
+
+@pytest.fixture
+async def guarded(make_server: Callable[..., Server]) -> AsyncIterator[tuple[Server, Proxy, Line]]:
+    """A server that wants a password, a proxy before it, and a line through that."""
+    server = make_server(acl=["user ada on >secret ~* &* +@all"])
+    async with Proxy(server) as proxy:
+        line = Line(Connection(proxy.url.replace("//", "//ada:secret@"), call_timeout=0.5).acquire(), KEYS)
+        yield server, proxy, line
+        await line.close()
+
+
+async def test_a_password_that_differs_for_a_moment_ends_no_waiting(guarded: tuple[Server, Proxy, Line]) -> None:
+    server, proxy, line = guarded
+    [task] = await waiting(line)
+    server.cli("ACL", "SETUSER", "ada", "resetpass", ">another")
+    proxy.cut()
+    await asyncio.wait([task], timeout=1)
+    assert not task.done()
+    server.cli("ACL", "SETUSER", "ada", "resetpass", ">secret")
+    complete(server, "1", "17")
+    assert await asyncio.wait_for(task, 10) == Ending("completed", b"17")
+
+
+@pytest.mark.parametrize("refused", ["password", "XREAD"])
+async def test_a_refusal_that_lasts_is_told_to_all_who_wait(
+    guarded: tuple[Server, Proxy, Line], monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    monkeypatch.setattr(streams, "REFUSED_FOR", 0.3)
+    server, proxy, line = guarded
+    tasks = await waiting(line, 3)
+    if refused == "password":
+        server.cli("ACL", "SETUSER", "ada", "resetpass", ">another")
+    else:
+        server.cli("ACL", "SETUSER", "ada", "-xread")
+    proxy.cut()
+    errors = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+    assert [error.code for error in errors if isinstance(error, ServerError)] == [
+        "WRONGPASS" if refused == "password" else "NOPERM"
+    ] * 3

@@ -164,12 +164,13 @@ class _Tries:
             raise ServerUnavailable(f"{where}: no connection within {self._patience.seconds:g} s") from None
 
     def _may_pass(self, trouble: Exception) -> bool:
-        if isinstance(trouble, ServerError):
-            now = self._loop.time()
-            if self._refused_at is None:
-                self._refused_at = now
-            return now - self._refused_at < REFUSED_FOR
-        return isinstance(trouble, ServerUnavailable)
+        if not isinstance(trouble, ServerError):
+            self._refused_at = None
+            return isinstance(trouble, ServerUnavailable)
+        now = self._loop.time()
+        if self._refused_at is None:
+            self._refused_at = now
+        return now - self._refused_at < REFUSED_FOR
 
     def _last_word(self, trouble: Exception) -> Exception:
         if not self.sent or isinstance(trouble, ConnectionLost):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from echomq._redis.client import Link
 from echomq._redis.wire import Argument, Reply
+from echomq._store.call import REFUSED_FOR
 from echomq._store.keys import QueueKeys
 from echomq.connection import Hub
 from echomq.errors import BrokenKey, ConnectionLost, EchoMQError, ServerError, ServerUnavailable
@@ -81,7 +83,11 @@ class Stream:
 
 
 class Streams:
-    """All logs that are followed in one hub. Its reader runs while somebody follows one."""
+    """All logs that are followed in one hub. Its reader runs while somebody follows one.
+
+    A server that is away is waited for without end. One that refuses us (a wrong password, a missing right) is tried again,
+    with pauses, for ten seconds; a refusal that lasts longer is told to all who follow.
+    """
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -145,7 +151,7 @@ class Streams:
     # -- the read ------------------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        pause, refused = _FIRST_PAUSE, False
+        pause, refused_at = _FIRST_PAUSE, math.inf
         looked_round = self._hub.loop.time()
         try:
             while self._followers:
@@ -161,20 +167,22 @@ class Streams:
                         )  # more may come meanwhile, and no read is blocked yet that they could wake
                     if self._followers:
                         await self._tell(link, await self._blocking_read(link))
-                    pause, refused, self._dropped = _FIRST_PAUSE, False, False
+                    pause, refused_at, self._dropped = _FIRST_PAUSE, math.inf, False
+                    continue
                 except (ServerUnavailable, ConnectionLost) as trouble:
                     if self._dropped:
                         self._dropped = False
                         continue
+                    refused_at = math.inf
                     await self._hub.look_after(trouble)
-                    await asyncio.sleep(pause * (0.5 + random.random()))
-                    pause = min(pause * 2, _LONGEST_PAUSE)
-                    self._rejoin()
                 except ServerError as error:
-                    if refused:
+                    now = self._hub.loop.time()
+                    refused_at = min(refused_at, now)
+                    if now - refused_at > REFUSED_FOR:
                         self._fail_all(error)
-                    refused = True
-                    self._rejoin()  # finds out which log it is, if it is one
+                await asyncio.sleep(pause * (0.5 + random.random()))
+                pause = min(pause * 2, _LONGEST_PAUSE)
+                self._rejoin()  # also finds out which log it is that is refused, if it is one
         except Exception as error:
             _log.error("reading events failed", exc_info=error)
             self._fail_all(ServerError(f"reading events failed: {error!r}", code="ERR"))
