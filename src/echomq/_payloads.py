@@ -20,12 +20,13 @@ import tempfile
 import threading
 import time
 import uuid
+import weakref
 import zlib
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, ClassVar, Final, TypeAlias
+from queue import Empty, SimpleQueue
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -42,9 +43,16 @@ _INLINE_INFLATED: Final = 1024 * 1024
 """Bytes up to which it may grow there."""
 
 _MOST_THREADS: Final = 32
-_LIMIT: Final = 60.0
+_IDLE: Final = 10.0
+"""Seconds after which a thread that has nothing to do ends."""
+
+LIMIT: Final = 60.0
+"""Seconds that a store has to answer, where nobody says otherwise."""
+
 _GROWTH: Final = 512
 """Bytes that the codecs before a store may add at most to what is small."""
+
+T = TypeVar("T")
 
 
 class Codec(abc.ABC):
@@ -399,12 +407,15 @@ class Offloaded(Codec):
 
     name = "store"
 
-    def __init__(self, store: PayloadStore, *, above: int = 64 * 1024, timeout: Duration = 60) -> None:
+    def __init__(self, store: PayloadStore, *, above: int = 64 * 1024, timeout: Duration = LIMIT) -> None:
         if not isinstance(store, PayloadStore):
             raise InvalidOption(f"store={shown(store)}: must be a FileStore, an S3Store, or a PayloadStore of your own")
         self.store = store
         self.above: int = check_whole(above, "above", least=0, most=MAX_COUNT)
         self.timeout: float = to_seconds(timeout, "timeout", least=0.001)
+        self._threads = StoreThreads(
+            repr(store), self.timeout
+        )  # of all queues that use it: they wait for the same store
 
     def __repr__(self) -> str:
         return f"Offloaded({self.store!r}, above={self.above}, timeout={self.timeout:g})"
@@ -442,19 +453,7 @@ class Offloaded(Codec):
         return True
 
 
-# -- the chain ---------------------------------------------------------------------------------------------------------
-
-
-class _Wrapped(msgspec.Struct):
-    steps: list[dict[str, Any]]
-    body: str
-
-
-class _Envelope(msgspec.Struct, rename={"wrapped": KEY}):
-    wrapped: _Wrapped
-
-
-_envelopes: Final = msgspec.json.Decoder(_Envelope)
+# -- threads that wait for stores --------------------------------------------------------------------------------------
 
 
 class _Work:
@@ -474,11 +473,14 @@ class _Work:
         self.began: float | None = None
 
 
-class _Threads:
+class StoreThreads:
     """Threads for what waits for a store: of its own, so that a store which hangs holds up nothing else.
 
-    They are daemons: nor does it keep the process from ending. A thread that has waited too long is given up: another takes its
-    place. As long as none comes back, fewer and fewer do, and in the end one at a time, which finds out when the store is well.
+    They are daemons: nor does it keep the process from ending. They come when there is work, and end when there has been none for
+    a while. A thread that has waited too long is given up: another takes its place. As long as none comes back, fewer and fewer
+    do, and in the end one at a time, which finds out when the store is well.
+
+    Any event loop may use them. A copy has threads of its own.
 
     Args:
         store: what it is called.
@@ -486,40 +488,51 @@ class _Threads:
     """
 
     def __init__(self, store: str, limit: float) -> None:
-        self.process: int = os.getpid()
         self._store = store
-        self._limit = limit
+        self.limit: float = limit
+        self.begin()
+        _all_threads.add(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StoreThreads, (self._store, self.limit)
+
+    def begin(self) -> None:
+        """With no thread at all."""
         self._queue: SimpleQueue[_Work] = SimpleQueue()
         self._lock = threading.Lock()
+        self._waiting = 0
         self._threads = 0
-        self._idle = 0
         self._begun: dict[_Work, float] = {}
         self._given_up = 0
         self._latest = 0.0
 
-    async def run(self, function: Callable[[bytes], bytes], text: bytes) -> bytes:
-        """What the function makes of these bytes. Who is cancelled waits no longer; what has begun goes on.
+    async def run(self, function: Callable[[], T]) -> T:
+        """What the function gives. Who is cancelled waits no longer; what has begun goes on.
 
         Raises:
             StoreUnavailable: it has not ended in the time that it has, or no thread was free all that time.
         """
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[bytes] = loop.create_future()
+        ended: asyncio.Future[T] = loop.create_future()
 
-        def tell(made: bytes | None, error: BaseException | None) -> None:
+        def tell(made: T | None, error: BaseException | None) -> None:
             if ended.done():
                 return
             if error is not None:
                 ended.set_exception(error)
             else:
-                ended.set_result(made or b"")
+                ended.set_result(cast("T", made))
 
         def do() -> None:
-            made, error = None, None
+            made: T | None = None
+            error: BaseException | None = None
             try:
-                made = function(text)
-            except BaseException as raised:  # StopIteration, which no future takes, is none of ours
-                error = RuntimeError(str(raised)) if isinstance(raised, StopIteration) else raised
+                made = function()
+            except StopIteration as raised:  # which no future takes
+                error = RuntimeError("StopIteration was raised")
+                error.__cause__ = raised
+            except BaseException as raised:  # is none of ours
+                error = raised
             try:
                 loop.call_soon_threadsafe(tell, made, error)
             except RuntimeError:
@@ -527,16 +540,19 @@ class _Threads:
 
         work, asked = _Work(do), time.monotonic()
         try:
-            self._queue.put(work)
-            self._see_to_threads()
+            with self._lock:
+                self._waiting += 1
+                self._queue.put(work)
+                self._see_to_threads()
             while not ended.done():
                 # As long as others are done one after the other, its turn will come.
                 since = work.began or max(asked, self._latest)
-                left = since + self._limit - time.monotonic()
+                left = since + self.limit - time.monotonic()
                 if left <= 0:
                     work.wanted = False
-                    self._see_to_threads()
-                    raise StoreUnavailable(f"{self._store} has not answered within {self._limit:g} s")
+                    with self._lock:
+                        self._see_to_threads()
+                    raise StoreUnavailable(f"{self._store} has not answered within {self.limit:g} s")
                 await asyncio.wait({ended}, timeout=left)
             return ended.result()
         finally:
@@ -545,53 +561,92 @@ class _Threads:
                 ended.exception()  # which is no news, if nobody waits any more
 
     def _see_to_threads(self) -> None:
-        """Gives up those that have waited too long, and starts as many as there is work for."""
-        with self._lock:
-            late = time.monotonic() - self._limit
-            for work in [work for work, began in self._begun.items() if began <= late]:
-                del self._begun[work]
-                self._threads -= 1
-                self._given_up += 1
-            most = max(_MOST_THREADS - self._given_up, 1)
-            for _ in range(min(self._queue.qsize() - self._idle, most - self._threads)):
-                threading.Thread(target=self._serve, name="echomq-payloads", daemon=True).start()
-                self._threads += 1
-                self._idle += 1
+        """Gives up those that have waited too long, and starts as many as there is work for. The lock is held."""
+        late = time.monotonic() - self.limit
+        for work in [work for work, began in self._begun.items() if began <= late]:
+            del self._begun[work]
+            self._threads -= 1
+            self._given_up += 1
+        most = max(_MOST_THREADS - self._given_up, 1)
+        idle = self._threads - len(self._begun)
+        for _ in range(min(self._waiting - idle, most - self._threads)):
+            threading.Thread(target=self._serve, name="echomq-payloads", daemon=True).start()
+            self._threads += 1
 
     def _serve(self) -> None:
-        while self._has_served(self._queue.get()):
+        while self._has_served():
             pass
 
-    def _has_served(self, work: _Work) -> bool:
-        """Whether its thread goes on: it was not given up meanwhile."""
-        if work.wanted:
+    def _has_served(self) -> bool:
+        """Whether its thread goes on: it was not given up meanwhile, and may have more to do."""
+        try:
+            work = self._queue.get(timeout=_IDLE)
+        except Empty:
             with self._lock:
-                self._idle -= 1
-                self._begun[work] = work.began = time.monotonic()
-            work.do()
-            with self._lock:
-                self._latest = time.monotonic()
-                if self._begun.pop(work, None) is None:
-                    self._given_up = max(self._given_up - 1, 0)
-                    return False
-                self._given_up = 0
-                self._idle += 1
-            if self._queue.qsize() > self._idle:  # it was alone with the work while the store was away
-                with contextlib.suppress(RuntimeError):  # the process ends, or can have no more threads
-                    self._see_to_threads()
+                if self._waiting:  # another has come for it, or nobody yet
+                    return True
+                self._threads -= 1
+                return False
+        with self._lock:
+            self._waiting -= 1
+            if not work.wanted:
+                return True
+            self._begun[work] = work.began = time.monotonic()
+        work.do()
+        with self._lock:
+            self._latest = time.monotonic()
+            if self._begun.pop(work, None) is None:
+                self._given_up = max(self._given_up - 1, 0)
+                return False
+            self._given_up = 0
+            with contextlib.suppress(RuntimeError):  # the process ends, or can have no more threads
+                self._see_to_threads()  # it was alone with the work while the store was away
         return True
+
+
+_all_threads: Final[weakref.WeakSet[StoreThreads]] = weakref.WeakSet()
+
+
+def _in_fork() -> None:
+    for threads in list(_all_threads):
+        threads.begin()  # a fork has none of them
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_fork)
+
+
+# -- the chain ---------------------------------------------------------------------------------------------------------
+
+
+class _Wrapped(msgspec.Struct):
+    steps: list[dict[str, Any]]
+    body: str
+
+
+class _Envelope(msgspec.Struct, rename={"wrapped": KEY}):
+    wrapped: _Wrapped
+
+
+_envelopes: Final = msgspec.json.Decoder(_Envelope)
 
 
 class Payloads:
     """A chain of codecs, as one."""
 
     def __init__(self, codecs: Sequence[Codec]) -> None:
-        self._threads: _Threads | None = None
         self.codecs: tuple[Codec, ...] = tuple(codecs)
         self._by_name = {codec.name: codec for codec in codecs}
+        store = next((one for one in codecs if isinstance(one, Offloaded)), None)
+        self._threads = StoreThreads("a codec", LIMIT) if store is None else store._threads
 
     def __repr__(self) -> str:
         return f"[{', '.join(map(repr, self.codecs))}]"
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that the store has to take or give one."""
+        return self._threads.limit
 
     @classmethod
     def of(cls, codec: CodecOption) -> Payloads | None:
@@ -625,7 +680,11 @@ class Payloads:
         for codec in self.codecs:
             try:
                 made = codec.encode(body)
-            except (asyncio.CancelledError, GeneratorExit) as error:  # nobody has cancelled a method that never waits
+            except (
+                asyncio.CancelledError,
+                GeneratorExit,
+                StopIteration,
+            ) as error:  # which mean something to who awaits
                 raise RuntimeError(f"codec {codec.name!r} raised {type(error).__name__}") from error
             if made is not None:
                 body = made[0]
@@ -674,7 +733,7 @@ class Payloads:
         try:
             for number, codec in enumerate(self.codecs):
                 if codec.waits(size + _GROWTH if number else size):
-                    return await self._in_thread(self.encode_now, text)
+                    return await self._threads.run(lambda: self.encode_now(text))
             return self.encode_now(text) if size <= _INLINE else await asyncio.to_thread(self.encode_now, text)
         except SystemExit as error:  # a codec's; as the end of a task of the loop it would be that of the loop
             raise RuntimeError(f"a codec raised SystemExit: {said_by(error)}") from error
@@ -683,7 +742,7 @@ class Payloads:
         """The same as ``decode_now``; what takes long, in a thread."""
         try:
             if self.is_elsewhere(stored):
-                return await self._in_thread(self.decode_now, stored)
+                return await self._threads.run(lambda: self.decode_now(stored))
             if len(stored) <= _INLINE:
                 try:
                     return self._decoded(stored, soon=True)
@@ -692,14 +751,6 @@ class Payloads:
             return await asyncio.to_thread(self.decode_now, stored)
         except SystemExit as error:  # as above
             raise PayloadUnreadable(f"a codec raised SystemExit: {said_by(error)}") from error
-
-    def _in_thread(self, function: Callable[[bytes], bytes], text: bytes) -> Coroutine[Any, Any, bytes]:
-        threads = self._threads
-        if threads is None or threads.process != os.getpid():  # a fork has none of them
-            store = next((one for one in self.codecs if isinstance(one, Offloaded)), None)
-            called, limit = ("a codec", _LIMIT) if store is None else (repr(store.store), store.timeout)
-            threads = self._threads = _Threads(called, limit)
-        return threads.run(function, text)
 
     def is_elsewhere(self, stored: bytes) -> bool:
         """Whether reading it waits for a disk or another machine."""

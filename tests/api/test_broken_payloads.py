@@ -178,7 +178,15 @@ class Unspeakable(Exception):
         raise RuntimeError("nothing can be said about it")
 
 
-ENDS = [SystemExit(5), asyncio.CancelledError(), GeneratorExit(), OwnEnd("x"), Unspeakable(), ValueError("no")]
+ENDS = [
+    SystemExit(5),
+    asyncio.CancelledError(),
+    GeneratorExit(),
+    StopIteration(),
+    OwnEnd("x"),
+    Unspeakable(),
+    ValueError("no"),
+]
 
 
 @pytest.mark.parametrize("size", [10, 100_000])  # where it stands, and in a thread
@@ -200,6 +208,18 @@ async def test_work_is_not_done_again_because_its_result_cannot_be_encoded(
                 await job.result(timeout=10)
             assert worker.is_running
     assert runs == [job.id]
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+@pytest.mark.parametrize("error", ENDS, ids=[type(one).__name__ for one in ENDS])
+async def test_who_adds_hears_what_a_codec_raised(url: str, error: BaseException, size: int) -> None:
+    codec = Moody()
+    async with Queue("q", connection=url, codec=codec) as queue:
+        codec.raises = error
+        with pytest.raises(type(error) if isinstance(error, (OwnEnd, Unspeakable, ValueError)) else RuntimeError):
+            async with asyncio.timeout(10):
+                await queue.add("work", "x" * size)
+        assert await queue.count() == 0
 
 
 @pytest.mark.parametrize("size", [10, 100_000])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
+import multiprocessing
 import os
+import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +18,7 @@ from typing import Any
 import pytest
 
 from echomq import (
+    Connection,
     Deduplication,
     EchoMQ,
     Every,
@@ -30,6 +34,7 @@ from echomq import (
     ResultUnavailable,
     StoreUnavailable,
     Worker,
+    _payloads,
 )
 from echomq._payloads import Payloads
 from echomq._worker import payloads
@@ -64,7 +69,7 @@ class Memory(PayloadStore):
 
     def entries(self) -> Iterator[tuple[str, datetime]]:
         self._check()
-        return iter([(key, datetime.now(UTC)) for key in self.kept])
+        return iter([(key, datetime(2026, 1, 1, tzinfo=UTC)) for key in self.kept])
 
     def _check(self) -> None:
         if self.away:
@@ -687,6 +692,7 @@ class Stuck(Memory):
     def __init__(self) -> None:
         super().__init__()
         self.stuck = False
+        self.hangs_in = ""
         self.calls = 0
         self.over = threading.Event()
 
@@ -697,6 +703,16 @@ class Stuck(Memory):
     def get(self, key: str) -> bytes:
         self._hang()
         return super().get(key)
+
+    def entries(self) -> Iterator[tuple[str, datetime]]:
+        if self.hangs_in == "entries":
+            self.over.wait()
+        yield from list(super().entries())
+
+    def delete(self, key: str) -> None:
+        if self.hangs_in == "delete" and len(self.kept) == 2:
+            self.over.wait()
+        super().delete(key)
 
     def _hang(self) -> None:
         if self.stuck:
@@ -726,6 +742,87 @@ async def test_a_store_that_never_comes_back_is_one_that_does_not_answer(url: st
             stuck.stuck = False
             assert [await job.result(timeout=30) for job in jobs] == [DATA] * 40
         assert {(await job.refresh()).attempts_made for job in jobs} == {1}  # type: ignore[union-attr]
+
+
+async def test_a_result_does_not_wait_again_and_again_for_a_store_that_hangs(url: str, stuck: Stuck) -> None:
+    async with Queue("q", connection=url, codec=Offloaded(stuck, above=100, timeout=0.5)) as queue:
+
+        async def process(job: Job[Any]) -> Any:
+            stuck.stuck = True
+            return DATA
+
+        job = await queue.add("echo", 1)
+        async with Worker(queue, process):
+            with pytest.raises(ResultUnavailable, match=r"could not be stored: .* has not answered within 0\.5 s"):
+                await job.result(timeout=20)
+        assert stuck.calls == 1
+
+
+async def test_collect_does_not_wait_for_a_store_that_hangs(url: str, stuck: Stuck) -> None:
+    for number in range(3):
+        stuck.put(f"2026-01-0{number + 1}/{'0' * 32}", b"of an add that came to nothing")
+    for hangs, removed in (("entries", 0), ("delete", 1)):
+        stuck.hangs_in = hangs
+        with pytest.raises(StoreUnavailable, match=r"Stuck object .* has not answered within 0\.5 s"):
+            await collect(stuck, url, older_than=0, timeout=0.5)
+        assert len(stuck.kept) == 3 - removed
+    stuck.hangs_in = ""
+    assert await collect(stuck, url, older_than=0, timeout=0.5) == 2
+
+
+@pytest.mark.parametrize("where", ["entries", "delete"])
+async def test_collect_raises_what_the_store_raises(url: str, where: str) -> None:
+    class Wrong(Memory):
+        def entries(self) -> Iterator[tuple[str, datetime]]:
+            if where == "entries":
+                raise StopIteration
+            return super().entries()
+
+        def delete(self, key: str) -> None:
+            raise StopIteration
+
+    store = Wrong()
+    store.put(f"2026-01-01/{'0' * 32}", b"x")
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        async with asyncio.timeout(10):
+            await collect(store, url, older_than=0)
+
+
+async def test_threads_are_those_of_the_store_and_end_when_there_is_nothing_to_do(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = set(threading.enumerate())
+
+    def threads() -> int:
+        return sum(one.name == "echomq-payloads" for one in threading.enumerate() if one not in before)
+
+    codec = [Compressed(), Offloaded(Memory(), above=100)]
+    monkeypatch.setattr(_payloads, "_IDLE", 0.5)
+    async with Connection(url) as connection:
+        for _ in range(2):
+            for _ in range(10):
+                async with Queue("q", connection=connection, codec=codec) as queue:
+                    await queue.add("echo", {"text": os.urandom(500).hex()})
+                    assert threads() <= 1
+            await wait_until(lambda: threads() == 0, timeout=20)
+
+
+async def test_a_copy_of_a_codec_and_a_fork_have_threads_of_their_own(tmp_path: Path) -> None:
+    codec = Offloaded(FileStore(tmp_path), above=1)
+    payloads = Payloads([codec])
+    stored = await payloads.encode(b"[1]")
+    for other in (copy.deepcopy(codec), pickle.loads(pickle.dumps(codec))):
+        assert repr(other) == repr(codec)
+        assert await Payloads([other]).decode(stored) == b"[1]"
+
+    def in_fork() -> None:
+        assert asyncio.run(payloads.decode(stored)) == b"[1]"
+
+    with codec._threads._lock:  # as another thread may hold it in that moment
+        process = multiprocessing.get_context("fork").Process(target=in_fork)
+        process.start()
+    await asyncio.to_thread(process.join, 20)
+    assert process.exitcode == 0
 
 
 async def test_threads_of_those_who_wait_no_longer_are_given_up_too(stuck: Stuck) -> None:

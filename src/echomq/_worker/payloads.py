@@ -7,6 +7,7 @@ it should be: then the job completes without it, and says why.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -72,12 +73,13 @@ class Decoded:
         if result.error is not None or result.text == b"null":
             return result
         pauses = iter(_PAUSES)
+        until = time.monotonic() + self._payloads.timeout  # of which a store that hangs leaves nothing
         while True:
             try:
                 return Encoded(await self._payloads.encode(result.text))
             except StoreUnavailable as error:
                 pause = next(pauses, None)
-                if pause is None:
+                if pause is None or time.monotonic() >= until:
                     return Encoded(b"null", printable(f"the result could not be stored: {error}"))
                 await asyncio.sleep(pause)
             except (asyncio.CancelledError, GeneratorExit):  # ours: Payloads lets none of a codec's own out
