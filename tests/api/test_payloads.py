@@ -593,6 +593,27 @@ async def test_what_no_job_means_any_more_is_collected(url: str, tmp_path: Path)
         await collect(store, [])
 
 
+async def test_very_many_jobs_are_looked_at_together(url: str, server: Server, tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    keys = [f"2026-01-01/{number:032x}" for number in range(5)]
+    for key in keys:
+        store.put(key, b"x")
+    async with Queue("q", connection=url) as queue:
+        await queue.add_bulk(JobSpec("small", {"n": number}) for number in range(2000))
+        for key in keys[1:]:
+            await queue.add("large", {"at": key, "more": "x" * 600_000})
+    with server.client() as client:
+
+        def reads() -> int:
+            found: Any = client.info("stats")
+            return int(found["total_reads_processed"])
+
+        before = reads()
+        assert await collect(store, url, older_than=0) == 1
+        assert reads() - before < 400  # twice
+    assert [key for key, _ in sorted(store.entries())] == keys[1:]
+
+
 async def test_a_job_that_is_kept_for_later_is_not_forgotten(url: str, tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     begun, go = asyncio.Event(), asyncio.Event()
