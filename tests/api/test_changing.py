@@ -6,12 +6,14 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import redis
 
 from echomq import (
+    BrokenKey,
     Cron,
     InvalidOption,
     Job,
@@ -209,6 +211,31 @@ async def test_a_job_that_is_gone_says_so(queue: Queue) -> None:
     for change in (job.promote(), job.change_delay(1), job.change_priority(1), job.retry()):
         with pytest.raises(JobNotFound, match="there is no such job"):
             await change
+
+
+async def test_a_deep_tree_is_removed_whole(server: Server) -> None:
+    async with Queue("steps", connection=server.url) as queue, Queue("other", connection=server.url) as other:
+        jobs = [await (queue if n % 7 else other).add("step", job_id=f"s{n}") for n in range(700)]
+        with server.client() as client:
+            keys = [f"emq:{{{job.queue_name}}}:{job.id}" for job in jobs]
+            link(client, [*keys, keys[0]])
+            with pytest.raises(BrokenKey, match=r"in a circle, (emq:\{\w+\}:s\d+) for one; remove that one") as told:
+                await asyncio.wait_for(jobs[0].remove(), 30)
+            assert await queue.counts("waiting") == {"waiting": 600}
+            circular = keys.index(str(told.value).partition("circle, ")[2].partition(" ")[0])
+            await jobs[circular].remove(children=False)
+            await jobs[circular + 1].remove()  # the top of 699, the way round
+            assert await queue.counts("waiting") == await other.counts("waiting") == {"waiting": 0}
+            assert client.keys("emq:*:s*") == []
+
+
+def link(client: redis.Redis, keys: list[str]) -> None:
+    """Makes each of these jobs the parent of the next."""
+    pipeline = client.pipeline(transaction=False)
+    for parent, child in pairwise(keys):
+        pipeline.sadd(f"{parent}:dependencies", child)
+        pipeline.hset(child, "parentKey", parent)
+    pipeline.execute()
 
 
 # -- many jobs -----------------------------------------------------------------------------------------------------------

@@ -385,7 +385,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def remove(self, draw: Draw) -> None:
         job_id = self.some_job(draw)
-        assert self.call("remove-5", job_id, "1") == [self.model.remove(job_id)]
+        assert self.call("remove-5", job_id, "1", "") == [self.model.remove(job_id), ""]
 
     def cancel(self, draw: Draw) -> None:
         job_id = self.some_job(draw)

@@ -231,8 +231,8 @@ class Queue:
     def resume(self, **call: Any) -> list[Any]:
         return list(text(self.run("resume-8", **call)))
 
-    def remove(self, job_id: str, *, children: bool = True, **call: Any) -> int:
-        return int(self.run("remove-5", job_id, "1" if children else "", **call)[1])
+    def remove(self, job_id: str, *, children: bool = True, begin_at: str = "", **call: Any) -> int:
+        return int(self.run("remove-5", job_id, "1" if children else "", begin_at, **call)[1])
 
     def state(self, job_id: str) -> str:
         return str(text(self.run("getState-8", job_id)))

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 import redis
 
-from tests.store.scripts import Outcome, Queue, T, completed, dump, failed, job_args, retried
+from tests.store.scripts import Outcome, Queue, T, completed, dump, failed, job_args, retried, text
 from tests.support.audit import audit
 from tests.support.server import Kind, Server
 
@@ -120,11 +120,42 @@ def test_a_deep_tree_is_removed_from_below(queue: Queue) -> None:
     for name, child in pairwise(names):
         queue.command("SADD", f"~{name}:dependencies", f"emq:{{q}}:{child}")
         queue.command("HSET", f"~{child}", "parentKey", f"emq:{{q}}:{name}")
-    codes = [queue.remove("level0")]
-    while codes[-1] == 2:
-        codes.append(queue.remove("level0"))
-    assert codes[-1] == 1
-    assert queue.get("wait") is None
+    trail, left = [""], [1500]
+    while trail:
+        _, code, deeper = text(queue.run("remove-5", "level0", "1", trail[-1]))
+        if code == 1:
+            trail.pop()
+        else:
+            assert (code, deeper) == (3, f"emq:{{q}}:level{150 * len(trail)}")
+            trail.append(deeper)
+        left.append(queue.command("LLEN", "~wait"))
+    assert max(before - after for before, after in pairwise(left)) == 150  # of 1,500 levels as of 1,500 children
+    assert left[-1] == 0
+    assert sorted(queue.command("KEYS", "~*")) == [f"emq:{{q}}:{name}" for name in ("events", "id", "marker", "meta")]
+
+
+def test_nothing_of_a_deep_tree_is_removed_above_a_job_that_runs(queue: Queue) -> None:
+    for n in range(200):
+        queue.command("SADD", f"~level{n}:dependencies", f"emq:{{q}}:level{n + 1}")
+        queue.command("HSET", f"~level{n}", "name", "level")
+    queue.command("SET", "~level180:lock", "token")
+    _, code, deeper = text(queue.run("remove-5", "level0", "1", ""))
+    assert (code, deeper) == (3, "emq:{q}:level150")
+    before = dump(queue.client)
+    assert text(queue.run("remove-5", "level0", "1", deeper))[1:] == [0, ""]
+    after = dump(queue.client)
+    assert {key: after[key] for key in before if "level" in key} == {
+        key: before[key] for key in before if "level" in key
+    }
+
+
+def test_a_parent_that_is_gone_goes_with_however_many_children(queue: Queue) -> None:
+    queue.command("SADD", "~parent:dependencies", *(f"emq:{{q}}:c{n}" for n in range(400)))
+    codes = [queue.remove("parent")]
+    while codes[-1] == 2 and len(codes) < 10:
+        codes.append(queue.remove("parent"))
+    assert codes == [2, 2, 1]
+    assert queue.command("EXISTS", "~parent:dependencies") == 0
 
 
 def test_a_tree_with_a_cycle_ends(queue: Queue) -> None:
@@ -326,7 +357,7 @@ def test_full_memory_lets_jobs_be_changed_and_cleared_and_limits_be_set(full: Qu
         ("changePriority-8", ["none", 3, ""], -1),
         ("reprocessJob-10", ["none", ""], -1),
         ("reprocessJob-10", ["9", ""], -3),
-        ("remove-5", ["none", ""], 1),
+        ("remove-5", ["none", "", ""], 1),
         ("removeDeduplicationKey-1", ["none", ""], 0),
         ("removeScheduler-6", ["none"], 0),
     ],

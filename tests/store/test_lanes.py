@@ -46,7 +46,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "pause-6": lambda queue, **call: queue.run("pause-6", **call),
     "resume-8": lambda queue, **call: queue.run("resume-8", **call),
     "removeDeduplicationKey-1": lambda queue, **call: queue.run("removeDeduplicationKey-1", "D", "", **call),
-    "remove-5": lambda queue, **call: queue.run("remove-5", "10", "1", **call),
+    "remove-5": lambda queue, **call: queue.run("remove-5", "10", "1", "", **call),
     "promote-9": lambda queue, **call: queue.run("promote-9", "later", **call),
     "changeDelay-5": lambda queue, **call: queue.run("changeDelay-5", "later", 5, "", **call),
     "changePriority-8": lambda queue, **call: queue.run("changePriority-8", "10", 3, "", **call),

@@ -591,7 +591,7 @@ def test_30_a_job_added_anew_is_not_taken_by_a_run_of_the_former_one(queue: Queu
     queue.fetch()
     old, run = queue.token, queue.run_of("x")
     queue.command("DEL", "~x:lock")
-    assert queue.run("remove-5", "x", "")[1] == 1
+    assert queue.run("remove-5", "x", "", "")[1] == 1
     assert queue.clock is not None
     queue.clock += later
     queue.add(job_id="x", timestamp=str(T + 1))

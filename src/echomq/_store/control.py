@@ -15,7 +15,7 @@ from echomq.errors import BrokenKey, JobLocked, LockLost, ServerError, StateErro
 from echomq.models import JobState
 from echomq.options import Duration, OnProgress
 
-_GONE, _SOME_CHILDREN_GONE, _RUNNING = 1, 2, 0
+_GONE, _SOME_CHILDREN_GONE, _DEEPER_FIRST, _RUNNING = 1, 2, 3, 0
 
 _MOST_REQUEUED = 100
 
@@ -47,10 +47,21 @@ async def remove(line: Line, job_id: str, *, children: bool) -> None:
     Raises:
         JobLocked: it or one of its children is being run.
         StateError: it is the next run of a schedule.
+        BrokenKey: its children are their own children, by a long way.
     """
-    code = _SOME_CHILDREN_GONE
-    while code == _SOME_CHILDREN_GONE:
-        _, code = await line.call("remove-5", (id_out(job_id), "1" if children else ""))
+    code, trail = _SOME_CHILDREN_GONE, [b""]  # where the calls begin: at the job, and ever further down in a deep tree
+    while trail and code in (_GONE, _SOME_CHILDREN_GONE, _DEEPER_FIRST):
+        _, code, deeper = await line.call("remove-5", (id_out(job_id), "1" if children else "", trail[-1]))
+        if code == _GONE:
+            trail.pop()
+        elif code == _DEEPER_FIRST:
+            if deeper in trail:
+                raise BrokenKey(
+                    f"job {job_id!r} of queue {line.keys.queue!r} is not removed: below it jobs wait for each other in a circle, "
+                    f"{decode_id(deeper)} for one; remove that one without its children first",
+                    code="BROKEN",
+                )
+            trail.append(deeper)
     if code == _RUNNING:
         raise JobLocked(
             f"job {job_id!r} of queue {line.keys.queue!r} is not removed: a worker is running it, "

@@ -1,5 +1,5 @@
---- Removes a job, and with it its children (protocol 3.19). At most 150 of them a call, the deepest first; nothing
---- is removed while any of those looked at is being run.
+--- Removes a job, and with it its children (protocol 3.19). At most 150 of them a call, the deepest first, which for a deep
+--- tree takes calls that begin further down; nothing is removed while any of those looked at is being run.
 --- @key wait
 --- @key paused
 --- @key schedulers
@@ -7,19 +7,23 @@
 --- @key calls
 --- @arg job_id
 --- @arg with_children
+--- @arg begin_at
 --- @use clock check queue_meta queue_keys place paused_list parents job_keys dedup_keys
 --- @lane
---- @returns now, 1 gone | 2 some of its children are gone: call again | 0 it or a child is being run | -8 the current iteration of a scheduler
+--- @returns now, 1 gone | 2 some of its children are gone: call again | 3 none is gone yet: remove what begins at this key first, then call again | 0 it or a child is being run | -8 the current iteration of a scheduler; the key
+
+-- begin_at: the full key of a job below it, if only what begins there is to be removed; "" for the job itself.
 
 local MOST = 150      -- a job costs some 20 microseconds
 local LONG = 2000     -- elements of a list that cost as much to search as a job
 
 -- Where a job keeps its children, those that are done first: as long as one is left in the last, the parent cannot start.
+-- What is dropped there is a child that is gone, also where the parent is, and so nobody told it.
 local FAMILY = {
   { ending = ":processed", kind = "hash", all = "HKEYS", some = "HRANDFIELD", drop = "HDEL" },
   { ending = ":failed", kind = "hash", all = "HKEYS", some = "HRANDFIELD", drop = "HDEL" },
   { ending = ":unsuccessful", kind = "zset", all = "ZRANGE", drop = "ZREM" },
-  { ending = ":dependencies", kind = "set", all = "SMEMBERS", some = "SRANDMEMBER" },
+  { ending = ":dependencies", kind = "set", all = "SMEMBERS", some = "SRANDMEMBER", drop = "SREM" },
 }
 
 local HOLDERS = {
@@ -28,8 +32,9 @@ local HOLDERS = {
 }
 
 local queues = {}
-local spent, locked, one_ends = 0, false, false
+local spent, locked, any_gone = 0, false, false
 local seen = {}
+local deeper   -- the first that was too far down to be looked at
 
 --- The keys of a queue that has jobs of this tree, looked at once. A job costs more where it must be searched in long lists.
 local function queue_of(its_base)
@@ -62,7 +67,7 @@ local function children_in(key, family)
 end
 
 --- Reads a job and, as far as the budget goes, those below it. `whole`: all of them were reached, so it can be removed.
-local function visit(key, its_base, id)
+local function visit(key, its_base, id, is_below)
   local job = check.fields(key, "parentKey", "deid", "rjk")
   local node = { key = key, id = id, q = queue_of(its_base), parent_key = job[1], rjk = job[3], children = {}, whole = true }
   locked = locked or redis.call("EXISTS", key .. ":lock") == 1
@@ -76,17 +81,17 @@ local function visit(key, its_base, id)
       local found, count = children_in(key .. family.ending, family)
       node.whole = node.whole and count == #found
       for _, child_key in ipairs(found) do
-        if spent >= MOST and one_ends then
-          node.whole = false
-          break
-        end
         if not seen[child_key] then
+          if spent >= MOST and (is_below or #node.children > 0) then
+            node.whole, deeper = false, deeper or child_key
+            break
+          end
           seen[child_key] = true
           local child_base, child_id = queue_keys.split(child_key, base)
           if not child_base then
             error("BROKEN " .. child_key .. " must be the full key of a job", 0)
           end
-          local child = visit(child_key, child_base, child_id)
+          local child = visit(child_key, child_base, child_id, true)
           child.family = family
           node.children[#node.children + 1] = child
           node.whole = node.whole and child.whole
@@ -97,7 +102,6 @@ local function visit(key, its_base, id)
       node.as_parent = parents.look_at(key, its_base, id)
     end
   end
-  one_ends = true
   return node
 end
 
@@ -107,13 +111,14 @@ local function remove(node, parent)
   end
   for _, child in ipairs(node.children) do
     remove(child, node.as_parent)
-    if child.whole and not node.whole and child.family.drop then
+    if child.whole and not node.whole then
       redis.call(child.family.drop, node.key .. child.family.ending, child.key)
     end
   end
   if not node.whole then
     return
   end
+  any_gone = true
   local q, previous = node.q, "unknown"
   for _, holder in ipairs(HOLDERS) do
     local at = q.base .. holder[1]
@@ -133,10 +138,14 @@ local function remove(node, parent)
   q.freed = q.freed or previous == "active"
 end
 
-seen[base .. job_id] = true
 local own = queue_of(base)
-local root = visit(base .. job_id, base, job_id)
-local its_parent = root.parent_key and parents.look(root.parent_key, root.key, base)
+local root_key, root_base, root_id = base .. job_id, base, job_id
+if begin_at ~= "" then
+  root_key, root_base, root_id = begin_at, queue_keys.split(begin_at, base)
+end
+seen[root_key] = true
+local root = visit(root_key, root_base, root_id, false)
+local its_parent = root.parent_key and parents.look(root.parent_key, root.key, root_base)
 local iteration = root.rjk and check.read("sorted set", "ZSCORE", schedulers, root.rjk)
 local now, now_text = clock.read(clock_given)
 
@@ -157,6 +166,6 @@ else
       place.mark(q.marker)   -- its slot is free: another job may run
     end
   end
-  code = root.whole and 1 or 2
+  code = root.whole and 1 or any_gone and 2 or 3
 end
-return calls_kept.keep(calls, lane, number, now, now_text, { now_text, code })
+return calls_kept.keep(calls, lane, number, now, now_text, { now_text, code, code == 3 and deeper or "" })
