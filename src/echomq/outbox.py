@@ -13,6 +13,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import math
 import random
 import re
 import time
@@ -60,8 +61,10 @@ _WAITS, _ASIDE = 0, 1
 _VERSION: Final = 1
 _ROWS_A_STATEMENT: Final = 100
 _LONGEST_REASON: Final = 2_000
+_LONGEST_COLUMN: Final = 255
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds between tries while the database or the server is away
 _FIRST_PUT_OFF, _LONGEST_PUT_OFF = 1.0, 300.0  # seconds that a row waits that alone was refused
+_FIRST_LEFT_OUT, _LONGEST_LEFT_OUT = 1.0, 30.0  # seconds that the rows of a queue wait that is full
 _LOG_EVERY: Final = 60.0
 _VICTIM_TRIES, _VICTIM_PAUSE = 5, 0.05
 _GRACE: Final = 15.0
@@ -396,17 +399,21 @@ class Outbox:
 
     # -- for the relay -----------------------------------------------------------------------------------------------------
 
-    async def _claim(self, most: int, lease: float) -> list[_Row]:
-        """The first rows that nobody else is sending; nobody else takes them before the lease is over."""
+    async def _claim(self, most: int, lease: float, left_out: Sequence[str] = ()) -> list[_Row]:
+        """The first rows that nobody else is sending, but of these queues; nobody else takes them before the lease is over."""
 
         def step(transaction: Transaction) -> list[_Row]:
             now = _now_ms()
             locking = "" if transaction.dialect == "sqlite" else " FOR UPDATE SKIP LOCKED"
             # Where more than the longest lease is left, a clock was wrong: its, or this one. A second send is harmless.
             free = f"(claimed_until <= {now} OR claimed_until > {now + _LONGEST_LEASE * 1000})"
+            # MySQL otherwise takes "Orders" for "orders".
+            queue = "CAST(queue AS BINARY)" if transaction.dialect == "mysql" else "queue"
+            others = f" AND {queue} NOT IN ({', '.join(['{}'] * len(left_out))})" if left_out else ""
             found = transaction.rows(
                 f"SELECT id, {_raw('queue', transaction)}, {_raw('payload', transaction)}, attempts FROM {self._table} "
-                f"WHERE state = {_WAITS} AND {free} ORDER BY id LIMIT {most}{locking}"
+                f"WHERE state = {_WAITS} AND {free}{others} ORDER BY id LIMIT {most}{locking}",
+                *left_out,
             )
             rows = [_Row(int(id), _text(queue), payload, as_whole(tries) or 0) for id, queue, payload, tries in found]
             if rows:
@@ -445,7 +452,8 @@ class Relay:
 
     While the server or the database is away it waits, with growing pauses, and says so once. A row that alone is refused is put
     off (a second, then twice as long each time, at most five minutes), ``attempts`` times, and then set aside with the reason:
-    ``Outbox.set_aside``. One that cannot be read is set aside at once.
+    ``Outbox.set_aside``. One that cannot be read is set aside at once. The rows of a queue that is full wait, in order, until it
+    has room: it is asked after a second, and then less and less often, at least every 30 seconds.
 
     Args:
         outbox: an ``Outbox`` with a ``database``.
@@ -511,7 +519,7 @@ class Relay:
         await self._until_done(until_empty=False)
 
     async def run_until_empty(self) -> int:
-        """Sends all that is there, then stops. What is put off, or is with another relay, is not waited for.
+        """Sends all that is there, then stops. What is put off, is with another relay, or finds its queue full is not waited for.
 
         Returns:
             How many rows were sent.
@@ -544,10 +552,10 @@ class Relay:
             self._stop = None
 
     async def _work(self, stop: asyncio.Event, until_empty: bool) -> int:
-        outage, total = _Outage(self), 0
+        outage, full, total = _Outage(self), _FullQueues(self), 0
         while not stop.is_set():
             try:
-                taken, sent = await self._turn(stop)
+                taken, sent = await self._turn(full)
             except Exception as error:
                 if until_empty:
                     raise
@@ -562,16 +570,17 @@ class Relay:
                     await _pause(stop, self._interval)
         return total
 
-    async def _turn(self, stop: asyncio.Event) -> tuple[int, int]:
+    async def _turn(self, full: _FullQueues) -> tuple[int, int]:
         """Takes some rows and sends them. How many were taken, and how many sent."""
         began = time.monotonic()
-        rows = await self._outbox._claim(self._batch, self._lease)
+        rows = await self._outbox._claim(self._batch, self._lease, full.left_out())
         if not rows:
             return 0, 0
         turn = _Turn(self._app, self._remember, self._attempts, began + self._lease)
         try:
             await turn.send(rows)
         finally:
+            full.learn(turn)
             done = {row.id for row in turn.sent} | {one.row.id for one in turn.refused}
             left = [row for row in rows if row.id not in done]
             await self._outbox._settle(turn.sent, turn.refused, left)
@@ -624,8 +633,8 @@ class _Written(msgspec.Struct, frozen=True):
 
     @property
     def columns(self) -> tuple[str, str, str]:
-        """Queue and id for people alone: what counts is in the payload."""
-        return _ascii(self.queue, 255), _ascii(self.job_id, 255), self.payload
+        """Queue and id as people read them, and as a relay leaves out a queue that is full; what is sent is in the payload."""
+        return _ascii(self.queue, _LONGEST_COLUMN), _ascii(self.job_id, _LONGEST_COLUMN), self.payload
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -663,13 +672,15 @@ class _Turn:
         self._deadline = deadline
         self.sent: list[_Row] = []
         self.refused: list[_Refused] = []
+        self.full: set[str] = set()
 
     async def send(self, rows: Sequence[_Row]) -> None:
         """Sends them, those of each queue in order.
 
+        All that is not in ``sent`` or ``refused`` afterwards was not tried, since the queue is in ``full`` or the lease over.
+
         Raises:
-            EchoMQError: the server is away, or takes nothing: all that is not in ``sent`` or ``refused`` was not tried, or may
-                have been added without an answer.
+            EchoMQError: the server is away, or takes nothing: the same holds, or it may have been added without an answer.
         """
         by_queue: dict[str, list[tuple[_Row, _Sending]]] = {}
         for row in rows:
@@ -691,6 +702,9 @@ class _Turn:
     async def _part(self, queue: Queue, part: Sequence[tuple[_Row, _Sending]]) -> None:
         if time.monotonic() > self._deadline:
             return  # another relay has them by now; what is left is given back, which does no harm
+        column = _ascii(queue.name, _LONGEST_COLUMN)
+        if column in self.full:
+            return  # nothing overtakes what has found no room
         try:
             wrapped = [await queue._home.wrapped(sending.job, sending.most) for _, sending in part]
             results = await queue._home.line.add(wrapped)
@@ -704,10 +718,12 @@ class _Turn:
             self._refuse(part[0][0], error)
             return
         for (row, _), added in zip(part, results, strict=True):
-            if added.code == FULL:
-                self.refused.append(_Refused(row, row.attempts, _FIRST_PUT_OFF, f"queue {queue.name!r} is full"))
-            else:
+            if added.code != FULL:
                 self.sent.append(row)
+            elif row.queue == column:
+                self.full.add(column)
+            else:  # somebody has written there, so that it is not left out with the rows of its queue
+                self.refused.append(_Refused(row, row.attempts, _FIRST_PUT_OFF, f"queue {queue.name!r} is full"))
 
     def _refuse(self, row: _Row, error: Exception) -> None:
         attempts = row.attempts + 1
@@ -757,6 +773,41 @@ class _Outage:
         if self._pause:
             logger.info("outbox %s: goes on", self._relay.outbox.table)
         self._pause = 0.0
+
+
+class _FullQueues:
+    """Which queues were full when a relay asked last, and until when it leaves their rows alone. Says so once a minute."""
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+        self._found: dict[str, _Full] = {}
+
+    def left_out(self) -> list[str]:
+        """Their names, as they stand in the table."""
+        now = time.monotonic()
+        self._found = {name: one for name, one in self._found.items() if now - max(one.until, one.said) < _LOG_EVERY}
+        return [name for name, one in self._found.items() if one.until > now]
+
+    def learn(self, turn: _Turn) -> None:
+        """Takes over what a turn has found out."""
+        now = time.monotonic()
+        with_room = {row.queue for row in turn.sent}
+        for name in turn.full:
+            one = self._found.setdefault(name, _Full())
+            one.pause = _FIRST_LEFT_OUT if name in with_room else min(one.pause * 2, _LONGEST_LEFT_OUT) or _FIRST_LEFT_OUT
+            one.until = now + one.pause
+            if now - one.said >= _LOG_EVERY:
+                one.said = now
+                logger.warning("outbox %s: queue %s is full; its rows wait for room", self._relay.outbox.table, name)
+        for name in with_room - turn.full:
+            if name in self._found:
+                self._found[name].pause = 0.0
+
+
+class _Full(msgspec.Struct):
+    pause: float = 0.0
+    until: float = 0.0
+    said: float = -math.inf
 
 
 async def _pause(stop: asyncio.Event, seconds: float) -> None:

@@ -598,6 +598,92 @@ async def test_full_queue_gets_its_jobs_when_there_is_room(sqlite_book: Book, ou
     await wait_until(lambda: _waits_after(outbox, app, 0), timeout=20)
 
 
+async def test_full_queue_holds_no_other_queue_up_and_is_told_once(
+    each_book: Book, app: EchoMQ, caplog: pytest.LogCaptureFixture
+) -> None:
+    outbox = made(each_book)
+    full = "überall 'voll' %s 🎟"
+    app.queue(full, max_size=1)
+    app.queue("orders", max_size=1)
+    committed(each_book, outbox, *[JobSpec("pack", number) for number in range(40)], queue=full)
+    committed(each_book, outbox, *[JobSpec("pack", number) for number in range(40)])
+    committed(each_book, outbox, SPEC, queue="Orders")
+    relay = Relay(outbox, app, batch=10, interval=0.01)
+    running = asyncio.create_task(relay.run())
+    await wait_until(lambda: _has(app, "Orders", 1))
+    await wait_until(lambda: _waits(outbox, 78))
+    await app.queue("orders").admin.drain()  # and now it has room for one more
+    await wait_until(lambda: _waits(outbox, 77), timeout=20)
+    await relay.close()
+    await running
+    assert [record.getMessage() for record in caplog.records] == [
+        f"outbox echomq_outbox: queue {name} is full; its rows wait for room"
+        for name in (r"\xfcberall 'voll' %s \U0001f39f", "orders")
+    ]
+    assert await names(app, "orders") == [1]
+    assert await Relay(outbox, app, batch=10).run_until_empty() == 0
+    assert (await outbox.status()).waiting == 77  # and nobody has them
+    assert len(await outbox._claim(1_000, 30.0)) == 77
+    await outbox.close()
+
+
+async def test_jobs_of_a_full_queue_keep_their_order(
+    sqlite_book: Book, outbox: Outbox, app: EchoMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_module, "_FIRST_LEFT_OUT", 0.01)
+    app.queue("orders", max_size=7)
+    committed(sqlite_book, outbox, *[JobSpec("pack", number) for number in range(300)])
+    ran: list[Any] = []
+
+    async def run(job: Job[Any]) -> None:
+        ran.append(job.data)
+
+    relay = Relay(outbox, app, batch=20, interval=0.01)
+    async with Worker("orders", run, connection=app.connection, concurrency=1):
+        running = asyncio.create_task(relay.run())
+        await wait_until(lambda: len(ran) == 300, timeout=30)
+        await relay.close()
+        await running
+    assert ran == list(range(300))
+
+
+def test_full_queue_is_asked_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    app, now = EchoMQ("redis://127.0.0.1:1"), 1_000.0
+    monkeypatch.setattr(outbox_module.time, "monotonic", lambda: now)
+    relay = Relay(Outbox(sqlite3.connect), app)
+    full, pauses = outbox_module._FullQueues(relay), []
+    turn = outbox_module._Turn(app, 1.0, 1, 1.0)
+    turn.full.add("orders")
+    for _ in range(7):
+        full.learn(turn)
+        began = now
+        while full.left_out():
+            now += 0.5
+        pauses.append(now - began)
+    assert pauses == [1, 2, 4, 8, 16, 30, 30]
+    turn.sent.append(outbox_module._Row(1, "orders", "", 0))
+    full.learn(turn)
+    now += 1
+    assert full.left_out() == []
+    now += 60
+    assert full.left_out() == []
+    assert full._found == {}
+
+
+async def test_row_of_a_full_queue_that_somebody_has_changed_is_put_off(
+    sqlite_book: Book, outbox: Outbox, app: EchoMQ
+) -> None:
+    app.queue("orders", max_size=1)
+    committed(sqlite_book, outbox, *[JobSpec("pack", number) for number in range(4)])
+    sqlite_book.change("UPDATE echomq_outbox SET queue = CAST(x'ff' AS TEXT) WHERE id > 1")
+    assert await Relay(outbox, app, batch=1).run_until_empty() == 1
+    assert await _waits(outbox, 3)
+
+
+async def _has(app: EchoMQ, queue: str, number: int) -> bool:
+    return await app.queue(queue).count() == number
+
+
 async def test_what_was_sent_is_remembered_for_a_time_and_forgotten_by_later_sendings(
     sqlite_book: Book, outbox: Outbox, app: EchoMQ, server: Server
 ) -> None:
