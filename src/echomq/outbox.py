@@ -25,7 +25,7 @@ from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar, get_args
 
 import msgspec
 
-from echomq._log import logger
+from echomq._log import logger, said_by
 from echomq._store.codec import MORE, NewJob, as_whole, encode_spec, sent_once
 from echomq._store.codes import FULL
 from echomq._transaction import (
@@ -291,7 +291,7 @@ class Outbox:
         return [row.job_id for row in rows]
 
     def _note(self, error: Exception, dialect: Dialect) -> None:
-        if self._table.rpartition(".")[2] in str(error) and not getattr(error, "__notes__", None):
+        if self._table.rpartition(".")[2] in said_by(error) and not getattr(error, "__notes__", None):
             error.add_note(
                 f"If the table {self._table} is missing: Outbox.create_table({dialect!r}) says how to make it"
             )
@@ -734,7 +734,7 @@ class _Turn:
 
 
 def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {said_by(error)}"
 
 
 def _concerns_all(error: Exception) -> bool:
@@ -760,10 +760,9 @@ class _Outage:
             self._said = now
             notes = "; ".join(getattr(error, "__notes__", ()))
             logger.warning(
-                "outbox %s: %s: %s%s; it goes on when that is over",
+                "outbox %s: %s%s; it goes on when that is over",
                 self._relay.outbox.table,
-                type(error).__name__,
-                error,
+                _reason(error),
                 f" ({notes})" if notes else "",
             )
         self._pause = min(self._pause * 2, _LONGEST_PAUSE) or _FIRST_PAUSE

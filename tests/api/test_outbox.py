@@ -504,6 +504,33 @@ class Choosy(Codec):
         return body
 
 
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Away(Unspeakable, ConnectionError):
+    pass
+
+
+class Silent(Codec):
+    """One whose errors cannot say what they are."""
+
+    name = "silent"
+
+    def __init__(self) -> None:
+        self.is_away = True
+
+    def encode(self, body: bytes) -> None:
+        if self.is_away:
+            raise Away
+        if body == b"1":
+            raise Unspeakable
+
+    def decode(self, body: bytes, step: Mapping[str, Any]) -> bytes:
+        return body
+
+
 def test_data_that_are_nested_too_deep_are_refused(sqlite_book: Book, outbox: Outbox) -> None:
     with pytest.raises(EncodingError, match="too deep"):
         committed(sqlite_book, outbox, JobSpec("pack", deep(5_000)))
@@ -515,6 +542,24 @@ async def test_error_of_a_codec_is_of_its_row(sqlite_book: Book, outbox: Outbox,
         assert await Relay(outbox, app, attempts=1).run_until_empty() == 2
         [row] = await outbox.set_aside()
         assert "ZeroDivisionError" in row.reason
+
+
+async def test_error_that_cannot_say_what_it_is_stops_no_relay(
+    sqlite_book: Book, outbox: Outbox, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    codec = Silent()
+    async with EchoMQ(url, codec=codec) as app:
+        committed(sqlite_book, outbox, *[JobSpec("pack", number) for number in range(3)])
+        relay = Relay(outbox, app, attempts=1, interval=0.01)
+        running = asyncio.create_task(relay.run())
+        await wait_until(lambda: "Away: its message cannot be read; it goes on when that is over" in caplog.text)
+        codec.is_away = False
+        await wait_until(lambda: _waits(outbox, 0), timeout=20)
+        await relay.close()
+        await running
+        [row] = await outbox.set_aside()
+        assert (row.id, row.reason) == (2, "Unspeakable: its message cannot be read")
+        assert await names(app) == [0, 2]
 
 
 async def test_full_memory_is_no_fault_of_a_row(sqlite_book: Book, outbox: Outbox, app: EchoMQ, server: Server) -> None:
