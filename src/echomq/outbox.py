@@ -273,13 +273,14 @@ class Outbox:
         joined = self._database.joined(connection) if isinstance(self._database, Database) else None
         transaction = open_transaction(connection, self._dialect) if joined is None else joined
         transaction.savepoint()
-        now = str(_now_ms())
+        now = _now_ms()
         try:
             for start in range(0, len(rows), _ROWS_A_STATEMENT):
                 some = rows[start : start + _ROWS_A_STATEMENT]
-                places = ", ".join(["({}, {}, {}, {})"] * len(some))
+                # The number stands in the statement: asyncpg takes no text for one.
+                places = ", ".join([f"({{}}, {{}}, {{}}, {now})"] * len(some))
                 statement = f"INSERT INTO {self._table} (queue, job_id, payload, created_at) VALUES {places}"
-                transaction.change(statement, *(value for row in some for value in (*row.columns, now)))
+                transaction.change(statement, *(value for row in some for value in row.columns))
         except Exception as error:
             self._note(error, transaction.dialect)
             _undo(transaction)

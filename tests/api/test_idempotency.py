@@ -318,14 +318,14 @@ def test_orm_objects_belong_to_the_block(sqlite_book: Book, tmp_path: Path) -> N
     registry.remove()
 
 
-@pytest.fixture(params=["sqlite+aiosqlite", "postgresql+psycopg"])
+@pytest.fixture(params=["sqlite+aiosqlite", "postgresql+psycopg", "postgresql+asyncpg"])
 async def async_engine(
     request: pytest.FixtureRequest, tmp_path: Path, databases: dict[str, Callable[[], str]]
 ) -> AsyncIterator[AsyncEngine]:
     if request.param == "sqlite+aiosqlite":
         url = f"sqlite+aiosqlite:///{tmp_path / 'book.db'}?timeout=20"
     else:
-        url = f"postgresql+psycopg://echomq@/postgres?host={databases['postgresql']()}"
+        url = f"{request.param}://echomq@/postgres?host={databases['postgresql']()}"
     engine = create_async_engine(url, poolclass=sqlalchemy.NullPool)
     async with engine.begin() as connection:
         for statement in ("DROP TABLE IF EXISTS book", "DROP TABLE IF EXISTS echomq_effects", deliveries.BOOK):

@@ -246,11 +246,16 @@ async def test_sessions_of_sqlalchemy(tmp_path: Path, app: EchoMQ) -> None:
     engine.dispose()
 
 
-async def test_async_sessions_of_sqlalchemy(tmp_path: Path, app: EchoMQ) -> None:
-    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/a.db")
+@pytest.mark.parametrize("driver", ["sqlite+aiosqlite", "postgresql+psycopg", "postgresql+asyncpg"])
+async def test_async_sessions_of_sqlalchemy(
+    tmp_path: Path, app: EchoMQ, databases: dict[str, Callable[[], str]], driver: str
+) -> None:
+    dialect: Any = driver.partition("+")[0]
+    place = f"/{tmp_path}/a.db" if dialect == "sqlite" else f"echomq@/postgres?host={databases['postgresql']()}"
+    engine = create_async_engine(f"{driver}://{place}")
     outbox = Outbox(engine)
     async with engine.begin() as connection:
-        for statement in outbox.create_table("sqlite"):
+        for statement in ("DROP TABLE IF EXISTS echomq_outbox", *outbox.create_table(dialect)):
             await connection.exec_driver_sql(statement)
     async with AsyncSession(engine) as session, session.begin():
         await outbox.add_async(session, SPEC, queue="orders")
@@ -259,8 +264,21 @@ async def test_async_sessions_of_sqlalchemy(tmp_path: Path, app: EchoMQ) -> None
     async with AsyncSession(engine) as session:
         await outbox.add_async(session, SPEC, queue="orders")
         await session.rollback()
+    loose = engine.execution_options(isolation_level="AUTOCOMMIT")
+    if dialect == "postgresql":
+        async with AsyncSession(loose) as session:
+            with pytest.raises(InvalidOption, match="autocommit mode and no transaction is open"):
+                await outbox.add_async(session, SPEC, queue="orders")
     assert (await outbox.status()).waiting == 1
-    assert await Relay(outbox, app).run_until_empty() == 1
+    app.queue("full", max_size=1)
+    async with AsyncSession(engine) as session, session.begin():
+        await outbox.add_async(session, SPEC, SPEC, SPEC, queue="full")
+        await outbox.add_async(session, JobSpec("pack", "x" * 30, max_bytes=30), queue="orders")
+    assert await Relay(outbox, app, batch=1).run_until_empty() == 2
+    status = await outbox.status()
+    assert (status.waiting, status.set_aside) == (2, 1)
+    [row] = await outbox.set_aside()
+    assert await outbox.discard(row.id) == 1
     await engine.dispose()
 
 
