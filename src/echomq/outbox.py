@@ -794,7 +794,8 @@ class _FullQueues:
         with_room = {row.queue for row in turn.sent}
         for name in turn.full:
             one = self._found.setdefault(name, _Full())
-            one.pause = _FIRST_LEFT_OUT if name in with_room else min(one.pause * 2, _LONGEST_LEFT_OUT) or _FIRST_LEFT_OUT
+            longer = 0.0 if name in with_room else min(one.pause * 2, _LONGEST_LEFT_OUT)
+            one.pause = longer or _FIRST_LEFT_OUT
             one.until = now + one.pause
             if now - one.said >= _LOG_EVERY:
                 one.said = now
@@ -977,40 +978,62 @@ class _AsyncEngine:
             return done
 
 
-class _Opened:
-    """A connection of a DB-API driver, in a thread of its own, opened when it is first needed and after each failure."""
+class OneConnection:
+    """Not for users of EchoMQ. A way through one connection, in a thread of its own; after each failure another is opened."""
 
-    def __init__(self, connect: Callable[[], DriverConnection], dialect: Dialect | None) -> None:
-        self._connect = connect
-        self._dialect = dialect
-        self._connection: Any = None
+    def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
 
     async def transact(self, step: Callable[[Transaction], T]) -> T:
+        """Carries out a step in a transaction of its own."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "echomq-outbox")
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._work, step)
 
     def _work(self, step: Callable[[Transaction], T]) -> T:
-        if self._connection is None:
-            self._connection = self._connect()
-            set_read_committed(self._connection, self._dialect)
         try:
-            done = _carried_out(self._connection, self._dialect, step)
-            self._connection.commit()
+            return self._committed(step)
         except BaseException:
-            self._drop()
+            self._drop()  # which undoes what was not committed
             raise
-        return done
+
+    def _committed(self, step: Callable[[Transaction], T]) -> T:
+        """Opens a connection if there is none, carries the step out, and commits."""
+        raise NotImplementedError
+
+    def _close_connection(self) -> None:
+        raise NotImplementedError
 
     def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with contextlib.suppress(Exception):  # it has gone with its server, perhaps
-                connection.close()  # which undoes what was not committed
+        with contextlib.suppress(Exception):  # it has gone with its server, perhaps
+            self._close_connection()
 
     async def close(self) -> None:
+        """Lets thread and connection go."""
         if self._thread is not None:
             thread, self._thread = self._thread, None
             await asyncio.get_running_loop().run_in_executor(thread, self._drop)
             thread.shutdown()
+
+
+class _Opened(OneConnection):
+    """A connection of a DB-API driver."""
+
+    def __init__(self, connect: Callable[[], DriverConnection], dialect: Dialect | None) -> None:
+        super().__init__()
+        self._connect = connect
+        self._dialect = dialect
+        self._connection: Any = None
+
+    def _committed(self, step: Callable[[Transaction], T]) -> T:
+        if self._connection is None:
+            self._connection = self._connect()
+            set_read_committed(self._connection, self._dialect)
+        done = _carried_out(self._connection, self._dialect, step)
+        self._connection.commit()
+        return done
+
+    def _close_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()

@@ -712,7 +712,7 @@ async def test_jobs_of_a_full_queue_keep_their_order(
 
 def test_full_queue_is_asked_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     app, now = EchoMQ("redis://127.0.0.1:1"), 1_000.0
-    monkeypatch.setattr(outbox_module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     relay = Relay(Outbox(sqlite3.connect), app)
     full, pauses = outbox_module._FullQueues(relay), []
     turn = outbox_module._Turn(app, 1.0, 1, 1.0)
