@@ -31,7 +31,7 @@ _SQLALCHEMY: Final[Mapping[str, Dialect]] = {
     "mariadb": "mysql",
 }
 
-_NO_TRANSACTION = (
+NO_TRANSACTION = (
     "the connection is in autocommit mode and no transaction is open: what is written would be committed by itself. "
     "Begin a transaction first, or turn autocommit off"
 )
@@ -209,7 +209,7 @@ class _DriverTransaction:
                 self.undo()  # without a transaction MySQL takes any SAVEPOINT, and has forgotten it at once
         except Exception as error:
             if _says_no_transaction(error):
-                raise InvalidOption(_NO_TRANSACTION) from error
+                raise InvalidOption(NO_TRANSACTION) from error
             raise
 
     def keep(self) -> None:
@@ -293,7 +293,7 @@ class _SQLAlchemyTransaction:
                 self._connection = self._owner.connection()  # only now the session sets its savepoint
         except Exception as error:
             if _says_no_transaction(error):
-                raise InvalidOption(_NO_TRANSACTION) from error
+                raise InvalidOption(NO_TRANSACTION) from error
             raise
 
     def keep(self) -> None:
@@ -342,7 +342,7 @@ def _begin_sqlite(driver: Any, change: Any) -> None:
     if driver.in_transaction:
         return
     if driver.isolation_level is None or getattr(driver, "autocommit", None) is True:
-        raise InvalidOption(_NO_TRANSACTION)
+        raise InvalidOption(NO_TRANSACTION)
     change("BEGIN IMMEDIATE")
 
 

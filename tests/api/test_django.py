@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from echomq import EncodingError, Inject, InvalidOption, Job
+from echomq import EncodingError, Inject, InvalidOption, Job, JobSpec
 from tests.support import django_site
 from tests.support.databases import mariadb, postgresql
 from tests.support.django_site import in_loop, site
@@ -22,7 +23,7 @@ from asgiref.sync import sync_to_async  # noqa: E402
 from django.core.exceptions import ImproperlyConfigured  # noqa: E402
 from django.core.management import call_command  # noqa: E402
 from django.core.management.base import SystemCheckError  # noqa: E402
-from django.db import connection, transaction  # noqa: E402
+from django.db import OperationalError, connection, transaction  # noqa: E402
 from django.test.utils import override_settings  # noqa: E402
 
 from echomq.integrations.django import (  # noqa: E402
@@ -176,6 +177,43 @@ def test_outbox_needs_a_transaction(project: None) -> None:
     with transaction.atomic(), pytest.raises(EncodingError, match="order"):
         enqueue_in_transaction(pack, float("nan"))
     assert in_loop(get_outbox().status).waiting == 0
+
+
+def test_outbox_refuses_a_connection_without_a_transaction(each_project: None) -> None:
+    with pytest.raises(InvalidOption, match="autocommit mode and no transaction is open"):
+        get_outbox().add(connection, JobSpec("pack", 1), queue="orders")
+    with transaction.atomic():
+        get_outbox().add(connection, JobSpec("pack", 2), queue="orders")
+    transaction.set_autocommit(False)
+    try:
+        get_outbox().add(connection, JobSpec("pack", 3), queue="orders")
+        transaction.commit()
+        get_outbox().add(connection, JobSpec("pack", 4), queue="orders")
+        transaction.rollback()
+    finally:
+        transaction.set_autocommit(True)
+    assert send() == 2
+    assert waiting() == [2, 3]
+
+
+def test_commit_that_is_refused_leaves_no_transaction_open(url: str, tmp_path: Path) -> None:
+    database = {**django_site.of_sqlite(tmp_path / "db"), "OPTIONS": {"timeout": 0.05}, "CONN_MAX_AGE": 600}
+    with site(url, database):
+        with transaction.atomic():
+            get_outbox().add(connection, JobSpec("pack", 1), queue="orders")
+
+        async def work() -> int:
+            with closing(sqlite3.connect(tmp_path / "db", timeout=0.05)) as other:
+                other.execute("BEGIN")
+                other.execute("SELECT * FROM echomq_outbox").fetchall()  # nobody commits while it reads
+                with pytest.raises(OperationalError, match="locked"):
+                    await get_relay().run_until_empty()
+                other.rollback()
+                other.execute("UPDATE echomq_outbox SET error = NULL")
+                other.commit()
+            return await get_relay().run_until_empty()
+
+        assert in_loop(work) == 1
 
 
 # -- a project's own tasks ---------------------------------------------------------------------------------------------
@@ -394,6 +432,61 @@ def test_signals_tell_of_a_task(project: None) -> None:
     for result, end in ((good, "SUCCESSFUL"), (bad, "FAILED"), (counted, "SUCCESSFUL")):
         mine = [(kind, status) for kind, status, of in told if of == result.id]
         assert mine == [("enqueued", "READY"), ("started", "RUNNING"), ("finished", end)]
+
+
+def test_receivers_of_a_signal_may_be_async(project: None) -> None:
+    told: list[tuple[str, str, int]] = []
+
+    async def hear(task_result: Any, **_: Any) -> None:
+        told.append((task_result.task.func.__name__, str(task_result.status), await Order.objects.acount()))
+
+    async def enqueue() -> None:
+        await jobs.count_orders.aenqueue()
+
+    for kind in ("enqueued", "started", "finished"):
+        getattr(signals, f"task_{kind}").connect(hear)
+    try:
+        in_loop(enqueue)
+        drain()
+        jobs.add.enqueue(1)
+        drain()
+    finally:
+        for kind in ("enqueued", "started", "finished"):
+            getattr(signals, f"task_{kind}").disconnect(hear)
+    assert told == [
+        (name, status, 0) for name in ("count_orders", "add") for status in ("READY", "RUNNING", "SUCCESSFUL")
+    ]
+
+
+class Unnamed:
+    """A receiver without a name, for which Django's own line of the log fails."""
+
+    def __call__(self, **_: Any) -> None:
+        raise OSError("the unnamed receiver's own trouble")
+
+
+@pytest.mark.parametrize("kind", ["started", "finished"])
+@pytest.mark.parametrize("named", [True, False])
+def test_error_of_a_receiver_changes_nothing_of_the_run(
+    project: None, kind: str, named: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(**_: Any) -> None:
+        raise OSError("the receiver's own trouble")
+
+    signal, receiver = getattr(signals, f"task_{kind}"), refuse if named else Unnamed()
+    signal.connect(receiver, weak=False)
+    try:
+        results: list[Any] = [jobs.add.enqueue(1, 2), jobs.count_orders.enqueue()]
+        drain()
+    finally:
+        signal.disconnect(receiver)
+    for result in results:
+        result.refresh()
+    assert [(str(result.status), result.errors, result.return_value) for result in results] == [
+        ("SUCCESSFUL", [], 3),
+        ("SUCCESSFUL", [], 0),
+    ]
+    assert caplog.text.count("OSError: the ") == 2
 
 
 def test_options_of_a_backend_are_those_of_its_jobs(project: None) -> None:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections, connections, transaction
 
-from echomq._transaction import Dialect, Transaction
+from echomq._transaction import NO_TRANSACTION, Dialect, Transaction
 from echomq.errors import InvalidOption
 from echomq.integrations.django._app import get_app
 from echomq.integrations.django._settings import Settings
-from echomq.outbox import Outbox, Relay
+from echomq.outbox import OneConnection, Outbox, Relay
 
 T = TypeVar("T")
 
@@ -40,8 +38,7 @@ class DjangoTransaction:
         self._savepoint: Any = None
 
     def savepoint(self) -> None:
-        if self._connection.in_atomic_block:
-            self._savepoint = self._connection.savepoint()
+        self._savepoint = self._connection.savepoint()
 
     def keep(self) -> None:
         if self._savepoint is not None:
@@ -75,40 +72,36 @@ class DjangoTransaction:
             yield cursor
 
 
-class DjangoDatabase:
-    """One of ``DATABASES``, in a thread of its own. Its connection is kept as long as ``CONN_MAX_AGE`` says."""
+class DjangoDatabase(OneConnection):
+    """One of ``DATABASES``. Its connection is kept as long as ``CONN_MAX_AGE`` says."""
 
     def __init__(self, alias: str) -> None:
+        super().__init__()
         self._alias = alias
-        self._thread: ThreadPoolExecutor | None = None
 
     def joined(self, connection: Any) -> Transaction | None:
-        """The transaction of a connection of Django's."""
-        is_ours = hasattr(connection, "in_atomic_block") and hasattr(connection, "vendor")
-        return DjangoTransaction(connection) if is_ours else None
+        """The transaction of a connection of Django's.
 
-    async def transact(self, step: Callable[[Transaction], T]) -> T:
-        """Carries out a step in a transaction of its own."""
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "echomq-outbox")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._work, step)
+        Raises:
+            InvalidOption: none is open.
+        """
+        if not (hasattr(connection, "in_atomic_block") and hasattr(connection, "vendor")):
+            return None
+        if not connection.in_atomic_block and connection.get_autocommit():
+            raise InvalidOption(NO_TRANSACTION)
+        return DjangoTransaction(connection)
 
-    def _work(self, step: Callable[[Transaction], T]) -> T:
+    def _committed(self, step: Callable[[Transaction], T]) -> T:
         close_old_connections()
-        try:
-            connection = connections[self._alias]
-            made = DjangoTransaction(connection)
-            with _immediate(connection) if made.dialect == "sqlite" else transaction.atomic(self._alias):
-                return step(made)
-        finally:
-            close_old_connections()
+        connection = connections[self._alias]
+        made = DjangoTransaction(connection)
+        with _immediate(connection) if made.dialect == "sqlite" else transaction.atomic(self._alias):
+            done = step(made)
+        close_old_connections()
+        return done
 
-    async def close(self) -> None:
-        """Lets thread and connection go."""
-        if self._thread is not None:
-            thread, self._thread = self._thread, None
-            await asyncio.get_running_loop().run_in_executor(thread, lambda: connections[self._alias].close())
-            thread.shutdown()
+    def _close_connection(self) -> None:
+        connections[self._alias].close()
 
 
 @contextlib.contextmanager
@@ -118,10 +111,11 @@ def _immediate(connection: Any) -> Iterator[None]:
         cursor.execute("BEGIN IMMEDIATE")
         try:
             yield
+            cursor.execute("COMMIT")
         except BaseException:
-            cursor.execute("ROLLBACK")
+            with contextlib.suppress(Exception):  # SQLite has undone it, perhaps
+                cursor.execute("ROLLBACK")
             raise
-        cursor.execute("COMMIT")
 
 
 @functools.cache

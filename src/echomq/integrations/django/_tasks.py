@@ -20,6 +20,7 @@ from django.conf import settings
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
+from echomq._log import logger
 from echomq.errors import RateLimited, RetryLater, Unrecoverable
 from echomq.job import Job, JobRecord
 from echomq.models import JobState
@@ -178,38 +179,56 @@ def call_for(job: Job[Any]) -> Call | None:
 
 def _run_plain(task: Any, result: Any, job: Job[Any]) -> Any:
     signals, sender = part("signals"), type(task.get_backend())
-    signals.task_started.send(sender, task_result=result)
+    _tell_robustly(signals.task_started, sender, result)
     try:
         value = normalize(task.func(*_arguments(task, result), **result.kwargs))
     except Exception as error:
         if _has_failed(result, job, error):
-            signals.task_finished.send(sender, task_result=result)
+            _tell_robustly(signals.task_finished, sender, result)
         raise
     _has_succeeded(result, value)
-    signals.task_finished.send(sender, task_result=result)
+    _tell_robustly(signals.task_finished, sender, result)
     return value
 
 
 async def _run_async(task: Any, result: Any, job: Job[Any]) -> Any:
     signals, sender = part("signals"), type(task.get_backend())
-    await _tell(signals.task_started, sender, result)
+    await _in_thread(_tell_robustly, signals.task_started, sender, result)
     try:
         value = normalize(await task.func(*_arguments(task, result), **result.kwargs))
     except Exception as error:
         if _has_failed(result, job, error):
-            await _tell(signals.task_finished, sender, result)
+            await _in_thread(_tell_robustly, signals.task_finished, sender, result)
         raise
     _has_succeeded(result, value)
-    await _tell(signals.task_finished, sender, result)
+    await _in_thread(_tell_robustly, signals.task_finished, sender, result)
     return value
 
 
-async def _tell(signal: Any, sender: type, result: Any) -> None:
+def tell(signal: Any, sender: type, result: Any) -> None:
+    """Calls the receivers of a signal; an error of theirs is the caller's."""
+    signal.send(sender, task_result=result)
+
+
+async def atell(signal: Any, sender: type, result: Any) -> None:
+    """The same in an event loop."""
+    await _in_thread(tell, signal, sender, result)
+
+
+def _tell_robustly(signal: Any, sender: type, result: Any) -> None:
+    """The same in a run; an error of theirs is logged, by Django, and changes nothing of the run."""
+    try:
+        signal.send_robust(sender, task_result=result)
+    except Exception:  # Django's line has the name of the receiver, and not each has one
+        logger.exception("a receiver of a signal of task %s has failed", result.id)
+
+
+async def _in_thread(step: Callable[[Any, type, Any], None], signal: Any, sender: type, result: Any) -> None:
     """Receivers may use the database: they get a thread, unless there are none but Django's own, which log."""
-    if any(not _is_djangos(receiver) for receiver in signal._live_receivers(sender)[0]) or inspect.isawaitable(signal):
-        await sync_to_async(signal.send)(sender, task_result=result)
+    if all(_is_djangos(receiver) for receivers in signal._live_receivers(sender) for receiver in receivers):
+        step(signal, sender, result)
     else:
-        signal.send(sender, task_result=result)
+        await sync_to_async(step)(signal, sender, result)
 
 
 def _is_djangos(receiver: Callable[..., Any]) -> bool:

@@ -93,7 +93,7 @@ class EchoMQBackend(BaseTaskBackend):
         spec = self._spec(task, args, kwargs)
         job = await self._queue(task.queue_name).add(spec)
         result = _tasks.result_of(task, job, "waiting")
-        await _tasks._tell(_tasks.part("signals").task_enqueued, type(self), result)
+        await _tasks.atell(_tasks.part("signals").task_enqueued, type(self), result)
         return result
 
     def get_result(self, result_id: str) -> Any:
@@ -136,7 +136,7 @@ class EchoMQBackend(BaseTaskBackend):
         )  # fmt: skip
 
     def _enqueued(self, result: Any) -> Any:
-        _tasks.part("signals").task_enqueued.send(type(self), task_result=result)
+        _tasks.tell(_tasks.part("signals").task_enqueued, type(self), result)
         return result
 
     def _queue(self, name: str) -> Queue:
