@@ -495,7 +495,7 @@ class EchoMQ(TaskMaker):
 
     def _let_wait_for_codec(self, job: Job[Any], why: str) -> None:
         """As with unknown tasks: who writes with a codec may have been deployed before who reads with it."""
-        if self._payloads is not None or wrapped_steps(job.data) is None or _age(job) > UNKNOWN_TASK_PATIENCE:
+        if self._payloads is not None or wrapped_steps(job.data) is None or _was_put_off_enough(job):
             return
         self._told(job, "%s; it waits %g s for one that has it", why, UNKNOWN_TASK_DELAY)
         raise RetryLater(UNKNOWN_TASK_DELAY, why)
@@ -531,7 +531,7 @@ class EchoMQ(TaskMaker):
     def _refuse_unknown(self, job: Job[Any]) -> NoReturn:
         """A rolling deploy must not lose work: the job waits, for a worker that knows it (docs: unknown tasks)."""
         known = ", ".join(sorted(self._tasks)) or "none"
-        if _age(job) > UNKNOWN_TASK_PATIENCE:
+        if _was_put_off_enough(job):
             raise Unrecoverable(
                 f"no worker has known a task named {job.name!r} for {UNKNOWN_TASK_PATIENCE / 3600:g} hours; "
                 f"this one knows: {known}"
@@ -554,10 +554,16 @@ class EchoMQ(TaskMaker):
             logger.warning(f"job %s (%s) of queue %s: {text}", *values, extra=about(job.queue_name, job.id, job.name))
 
 
-def _age(job: Job[Any]) -> float:
-    """Seconds from when a job was made to its run, by the server's clock: that of this machine may be another."""
+def _was_put_off_enough(job: Job[Any]) -> bool:
+    """Whether a job has gone round for so long that there is no worker for it; one that was just late in starting has not.
+
+    Each time that it was put off for that has cost it a start; so has what else puts a job off, perhaps more often, so that
+    its age counts, too, by the server's clock: that of this machine may be another.
+    """
     began, made = job.processed_on, job.timestamp
-    return 0.0 if began is None or made is None else (began - made).total_seconds()
+    if began is None or made is None or (began - made).total_seconds() <= UNKNOWN_TASK_PATIENCE:
+        return False
+    return (job._stored.starts_of_attempt - 1) * UNKNOWN_TASK_DELAY >= UNKNOWN_TASK_PATIENCE
 
 
 def _of_all(error: BulkAddError, made: dict[int, Job[Any]], positions: Sequence[int], count: int) -> BulkAddError:

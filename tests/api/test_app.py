@@ -26,6 +26,7 @@ from echomq import (
     ResultUnavailable,
     Unrecoverable,
 )
+from tests.support.server import Server
 from tests.support.wait import wait_until
 
 
@@ -366,12 +367,30 @@ async def test_an_unknown_task_waits_for_a_worker_that_knows_it(app: EchoMQ, cap
     assert caplog.text.count("(new) of queue rolling: it asks for task 'new', which this worker does not know") == 1
 
 
-async def test_an_unknown_task_fails_after_a_day(app: EchoMQ) -> None:
-    old = datetime.now(UTC) - timedelta(hours=25)
-    job = await app.queue("rolling").add("new", {}, timestamp=old)
+@pytest.mark.parametrize("coded", [False, True])
+async def test_an_unknown_task_fails_when_it_was_put_off_for_a_day(app: EchoMQ, server: Server, coded: bool) -> None:
+    @app.task(queue="rolling")
+    async def known(learner: int) -> None: ...
+
+    day = 24 * 3600 // 30
+    name, data = ("known", {"$echomq": {"steps": [{"name": "zlib"}], "body": ""}}) if coded else ("new", {})
+    why = "written with a codec" if coded else "no worker has known a task named 'new' for 24 hours"
+    old, new = datetime.now(UTC) - timedelta(hours=25), datetime.now(UTC)
+    late, put_off, often = [await app.queue("rolling").add(name, data, timestamp=made) for made in (old, old, new)]
+    with server.client() as client:
+        client.hset(f"emq:{{rolling}}:{late.id}", mapping={"ats": day - 1})
+        for job in (put_off, often):
+            client.hset(f"emq:{{rolling}}:{job.id}", mapping={"ats": day + 3, "atm": 3})
     async with app.worker("rolling"):
-        with pytest.raises(JobFailed, match="no worker has known a task named 'new' for 24 hours"):
-            await job.result(timeout=10)
+        with pytest.raises(JobFailed, match=why):
+            await put_off.result(timeout=10)
+        for job in (late, often):
+            await wait_until(functools.partial(is_delayed, job))
+
+
+async def is_delayed(job: Job[object]) -> bool:
+    found = await job.refresh()
+    return found is not None and found.state == "delayed"
 
 
 async def test_names_are_taken_once_and_arguments_need_names(app: EchoMQ) -> None:

@@ -838,6 +838,11 @@ class StoredJob:
         return max(self.number(b"ats"), 0)
 
     @property
+    def starts_of_attempt(self) -> int:
+        """Runs that began since an attempt was used up, with the one that goes on: it was put off, or its worker died."""
+        return max(self.attempts_started - self.attempts_made, 1)
+
+    @property
     def run(self) -> bytes:
         """What tells the run that a fetch began from every other of this id, also from that of a job added anew (extendLocks)."""
         fields = self.fields

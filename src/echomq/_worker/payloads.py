@@ -53,7 +53,7 @@ class Decoded:
 
     def _wait(self, job: StoredJob, error: StoreUnavailable) -> None:
         """A store that is away for a moment costs no attempt."""
-        starts = max(job.attempts_started - job.attempts_made, 1)
+        starts = job.starts_of_attempt
         if starts > _MOST_STARTS:
             raise Unrecoverable(f"the job's data could not be read in {starts} starts: {error}") from error
         after = min(2.0 ** min(starts - 1, 10), _LONGEST_WAIT)
