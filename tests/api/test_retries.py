@@ -15,6 +15,7 @@ import pytest
 from echomq import (
     Backoff,
     DeadLetterQueue,
+    Deduplication,
     EchoMQ,
     InvalidOption,
     Job,
@@ -28,6 +29,7 @@ from echomq import (
     Unrecoverable,
     Worker,
 )
+from tests.support.server import Server
 from tests.support.wait import wait_until
 
 
@@ -219,6 +221,38 @@ async def test_a_job_with_a_moment_has_its_time_from_then_on(queue: Queue) -> No
     async with Worker(queue, process):
         assert (await ended(queue, job.id)).state == "completed"
     assert ran == [job.id]
+
+
+@pytest.mark.parametrize("by", ["change_delay", "reschedule"])
+async def test_one_that_was_put_off_has_its_time_from_then_on(queue: Queue, by: str, server: Server) -> None:
+    once = Deduplication("once", reschedule=True)
+    job = await queue.add("job", delay=60, expire_in=30, deduplication=once)
+    plain = await queue.add("job", delay=60)
+    if by == "change_delay":
+        await plain.change_delay(3600)
+        await job.change_delay(3600)
+    else:
+        assert (await queue.add("job", delay=3600, expire_in=30, deduplication=once)).deduplicated
+    with server.client() as client:
+        key = f"emq:{{jobs}}:{job.id}"
+        due = int(client.zscore("emq:{jobs}:delayed", job.id) or 0) // 4096
+        assert client.hget(key, "due") == str(due).encode()
+        assert client.hget(f"emq:{{jobs}}:{plain.id}", "due") is None
+        told = await job.explain()
+        assert [one.at for one in told.reasons if one.kind == "expires"] == [
+            datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=due + 30_000)
+        ]
+        made = int(client.hget(key, "timestamp") or 0)  # and the hour passes
+        client.hset(key, mapping={"timestamp": made - 3_600_000, "due": due - 3_600_000})
+        client.zadd("emq:{jobs}:delayed", {job.id: (due - 3_600_000) * 4096})
+    assert [one.text for one in (await job.explain()).reasons if "fails (expire_in)" in one.text]
+    ran: list[str] = []
+
+    async def process(job: Job[Any]) -> None:
+        ran.append(job.id)
+
+    async with Worker(queue, process):
+        await wait_until(lambda: job.id in ran)
 
 
 async def test_one_that_expired_can_be_run_all_the_same(queue: Queue, url: str) -> None:

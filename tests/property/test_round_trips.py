@@ -198,7 +198,8 @@ def promoted_with_all(queue: Queue, job_id: str) -> Changes:
 def given_another_delay(queue: Queue, job_id: str) -> Changes:
     finish(queue, job_id, "delayed", "90000", skip=True)
     assert call(queue, "changeDelay-5", job_id, 200, "") == [0, ""]
-    return {}
+    assert queue.clock is not None
+    return {"due": str(queue.clock + 200)} if "expireIn" in queue.get(job_id)["opts"] else {}
 
 
 def given_another_priority(queue: Queue, job_id: str) -> Changes:

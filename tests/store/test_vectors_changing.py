@@ -254,6 +254,9 @@ def test_another_delay(queue: Queue) -> None:
     assert queue.fetch().ids == ["1"], "what has passed is now"
     assert change(queue, "changeDelay-5", "1", 5, "") == [-3, "active"]
     assert change(queue, "changeDelay-5", "9", 5, "") == [-1, ""]
+    queue.add(delay=5000, opts={"attempts": 0, "expireIn": 7})
+    change(queue, "changeDelay-5", "3", "", T + 900)
+    assert (queue.get("3")["delay"], queue.get("3")["due"]) == ("400", str(T + 900))
 
 
 def test_33_promote_all(queue: Queue) -> None:

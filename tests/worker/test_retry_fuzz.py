@@ -158,5 +158,8 @@ def test_a_first_start_that_comes_too_late(processed: int, options: dict[str, An
     outcome = run_once(job(ats=1), ValueError())
     assert isinstance(outcome, Failed if expired else Retry)
     assert (outcome.failure_kind == "expired") is expired
+    if expired:  # unless it was put off
+        assert isinstance(run_once(job(ats=1, due=processed), ValueError()), Retry)
+        assert isinstance(run_once(job(ats=1, due="x"), ValueError()), Failed)
     for counters in ({"ats": 2}, {"ats": 2, "atm": 1}, {"ats": 1, "atm": 1}, {"ats": 1, "stacktrace": "[]"}):
         assert isinstance(run_once(job(**counters), ValueError()), Retry)

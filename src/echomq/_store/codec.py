@@ -637,6 +637,19 @@ def _decode_opts(text: bytes) -> RunOptions:
 _decode_opts_once: Final = lru_cache(maxsize=1024)(_decode_opts)
 
 
+def last_start(options: RunOptions, made: int, due: int) -> float | None:
+    """Until when a worker must have started a job with ``expire_in``; None for one without.
+
+    Args:
+        options: the job's.
+        made: its ``timestamp``.
+        due: its ``due``: when it was to run, if that was changed after it was added; else 0.
+    """
+    if options.expire_in is None:
+        return None
+    return max(max(made + options.delay, due) + options.expire_in, options.expire_at)
+
+
 def too_late(job: StoredJob, options: RunOptions) -> float | None:
     """Seconds within which a job should have started, if this, its first start, comes later than that.
 
@@ -644,8 +657,8 @@ def too_late(job: StoredJob, options: RunOptions) -> float | None:
     """
     if options.expire_in is None or job.attempts_started != 1 or job.attempts_made or b"stacktrace" in job.fields:
         return None
-    last = max(job.number(b"timestamp") + options.delay + options.expire_in, options.expire_at)
-    return options.expire_in / 1000 if job.number(b"processedOn") > last else None
+    last = last_start(options, job.number(b"timestamp"), job.number(b"due"))
+    return options.expire_in / 1000 if last is not None and job.number(b"processedOn") > last else None
 
 
 def carried(job: StoredJob) -> str | None:

@@ -7,7 +7,16 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from echomq._store import presence
-from echomq._store.codec import RunOptions, as_whole, decode_opts, id_out, public_options, state_in, to_moment
+from echomq._store.codec import (
+    RunOptions,
+    as_whole,
+    decode_opts,
+    id_out,
+    last_start,
+    public_options,
+    state_in,
+    to_moment,
+)
 from echomq._store.line import Line
 from echomq.models import Explanation, JobState, Reason
 from echomq.options import KEEP_COMPLETED, KEEP_FAILED, Keep
@@ -225,16 +234,14 @@ class _Words:
         yield from self._held_up()
 
     def _expires(self) -> Iterator[Reason]:
-        options = self._options
-        if options is None or options.expire_in is None or self._facts.number("job.ats"):
+        facts = self._facts
+        if self._options is None or facts.number("job.ats") or facts.moment("job.timestamp") is None:
             return
-        made = self._facts.moment("job.timestamp")
-        if made is None:
+        until = last_start(self._options, facts.number("job.timestamp"), facts.number("job.due"))
+        if until is None or not 0 < until < _LAST_MS:
             return
-        last = made + timedelta(milliseconds=options.delay + options.expire_in)
-        if options.expire_at:
-            last = max(last, to_moment(options.expire_at))
-        late = last <= self._facts.now
+        last = to_moment(until)
+        late = last <= facts.now
         yield Reason(
             "expires",
             f"it is too late for it (expire_in): it fails when a worker takes it, since {_when(last)}"

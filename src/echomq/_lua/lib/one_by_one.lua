@@ -1,5 +1,5 @@
 --- @rare
---- @use check job_keys new_job place free_number
+--- @use check job_keys new_job place put_off free_number
 --- Adds jobs one by one, each with regard to what those before it left: jobs with a deduplication id (protocol 7.1-7.3), those
 --- that are sent from an outbox, and all where only so many may wait.
 
@@ -92,11 +92,7 @@ local function reschedule(q, owner, job)
   if not redis.call("ZSCORE", q.delayed, owner) or redis.call("EXISTS", q.base .. owner) == 0 then
     return false
   end
-  local due = job.timestamp + job.delay
-  local score = place.due_score(q.delayed, due)
-  redis.call("HSET", q.base .. owner, "delay", job.delay_text)
-  redis.call("ZADD", q.delayed, score, owner)
-  redis.pcall("XADD", q.events, "*", "event", "delayed", "jobId", owner, "delay", place.whole(due))
+  put_off.to(q, q.base .. owner, owner, job.timestamp + job.delay, job.delay_text)
   return true
 end
 

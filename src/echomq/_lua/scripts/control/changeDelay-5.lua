@@ -7,7 +7,7 @@
 --- @arg job_id
 --- @arg delay number
 --- @arg due number
---- @use clock check place queue_meta queue_keys state
+--- @use clock check place put_off queue_meta queue_keys state
 --- @lane
 --- @returns now, 0 done | -1 no such job | -3 not delayed, and then its state
 
@@ -27,10 +27,7 @@ elseif not redis.call("ZSCORE", delayed, job_id) then
   code, found = -3, state.of(queue_keys.of(base), job_id)
 else
   local at = math.max(due or now + delay, now)
-  local score = place.due_score(delayed, at)   -- with the job still among the others, as the protocol has it
-  redis.call("HSET", base .. job_id, "delay", place.whole(at - now))
-  redis.call("ZADD", delayed, score, job_id)
-  redis.pcall("XADD", events, "*", "event", "delayed", "jobId", job_id, "delay", place.whole(at))
+  put_off.to({ delayed = delayed, events = events }, base .. job_id, job_id, at, place.whole(at - now))
   place.mark_delayed(delayed, marker)
 end
 return calls_kept.keep(calls, lane, number, now, now_text, { now_text, code, found })

@@ -22,7 +22,7 @@ local SOME = 3        -- children that are named, running jobs whose locks are l
 local LONGEST = 500   -- of texts that are shown
 local FIELDS = {
   "name", "timestamp", "delay", "priority", "processedOn", "finishedOn", "pb", "ats", "atm", "attemptsMade", "failedReason",
-  "failureKind", "defa", "cancelRequested", "skipped", "resultError", "deid", "rjk", "opts",
+  "failureKind", "defa", "cancelRequested", "skipped", "resultError", "deid", "rjk", "due", "opts",
 }
 local WHOLE = { opts = 65536 }
 
