@@ -113,23 +113,25 @@ def test_children_are_removed_in_steps_and_the_parent_last(queue: Queue) -> None
     assert sorted(queue.command("KEYS", "~*")) == [f"emq:{{q}}:{name}" for name in ("events", "id", "marker", "meta")]
 
 
-def test_a_deep_tree_is_removed_from_below(queue: Queue) -> None:
+@pytest.mark.parametrize("knows_its_parent", [True, False])
+def test_a_deep_tree_is_removed_from_below(queue: Queue, knows_its_parent: bool) -> None:
     names = [f"level{n}" for n in range(1500)]
     for first in range(0, 1500, 250):
         queue.add_many([job_args(job_id=name) for name in names[first : first + 250]])
     for name, child in pairwise(names):
         queue.command("SADD", f"~{name}:dependencies", f"emq:{{q}}:{child}")
-        queue.command("HSET", f"~{child}", "parentKey", f"emq:{{q}}:{name}")
+        if knows_its_parent:
+            queue.command("HSET", f"~{child}", "parentKey", f"emq:{{q}}:{name}")
     trail, left = [""], [1500]
     while trail:
         _, code, deeper = text(queue.run("remove-5", "level0", "1", trail[-1]))
         if code == 1:
             trail.pop()
         else:
-            assert (code, deeper) == (3, f"emq:{{q}}:level{150 * len(trail)}")
+            assert (code, deeper) == (3, f"emq:{{q}}:level{149 * len(trail)}")
             trail.append(deeper)
         left.append(queue.command("LLEN", "~wait"))
-    assert max(before - after for before, after in pairwise(left)) == 150  # of 1,500 levels as of 1,500 children
+    assert max(before - after for before, after in pairwise(left)) <= 150  # of 1,500 levels as of 1,500 children
     assert left[-1] == 0
     assert sorted(queue.command("KEYS", "~*")) == [f"emq:{{q}}:{name}" for name in ("events", "id", "marker", "meta")]
 
@@ -140,7 +142,7 @@ def test_nothing_of_a_deep_tree_is_removed_above_a_job_that_runs(queue: Queue) -
         queue.command("HSET", f"~level{n}", "name", "level")
     queue.command("SET", "~level180:lock", "token")
     _, code, deeper = text(queue.run("remove-5", "level0", "1", ""))
-    assert (code, deeper) == (3, "emq:{q}:level150")
+    assert (code, deeper) == (3, "emq:{q}:level149")
     before = dump(queue.client)
     assert text(queue.run("remove-5", "level0", "1", deeper))[1:] == [0, ""]
     after = dump(queue.client)

@@ -34,7 +34,7 @@ local HOLDERS = {
 local queues = {}
 local spent, locked, any_gone = 0, false, false
 local seen = {}
-local deeper   -- the first that was too far down to be looked at
+local deeper   -- the first whose children were too far down to be looked at
 
 --- The keys of a queue that has jobs of this tree, looked at once. A job costs more where it must be searched in long lists.
 local function queue_of(its_base)
@@ -83,7 +83,7 @@ local function visit(key, its_base, id, is_below)
       for _, child_key in ipairs(found) do
         if not seen[child_key] then
           if spent >= MOST and (is_below or #node.children > 0) then
-            node.whole, deeper = false, deeper or child_key
+            node.whole, deeper = false, deeper or key
             break
           end
           seen[child_key] = true
