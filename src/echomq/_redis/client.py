@@ -6,7 +6,8 @@ import asyncio
 import math
 from collections.abc import Sequence
 
-from echomq._redis.connect import Settings, check_greeting, check_link_options, keep_alive, unavailable
+from echomq._redis.connect import Settings, check_greeting, check_link_options, unavailable
+from echomq._redis.dial import dial_async
 from echomq._redis.pipe import Pipe
 from echomq._redis.wire import Argument, Head, Reply, pack
 from echomq.errors import ConnectionLost, EchoMQError, ServerError, ServerUnavailable
@@ -224,15 +225,18 @@ async def open_pipe(settings: Settings, client_name: str | None, timeout: float)
     loop = asyncio.get_running_loop()
     pipe: Pipe | None = None
     try:
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(timeout) as limit:
             greeting = settings.greeting(await settings.credentials_async(), client_name)
             pipe = made = Pipe(settings.where, [pack(command) for command in greeting], loop)
             if settings.path is not None:
                 await loop.create_unix_connection(lambda: made, settings.path)
             else:
                 context = settings.tls_context()
-                transport, _ = await loop.create_connection(lambda: made, settings.host, settings.port, ssl=context)
-                keep_alive(transport.get_extra_info("socket"))
+                deadline = limit.when()
+                assert deadline is not None
+                sock = await dial_async(settings.host, settings.port, deadline)
+                name = None if context is None else settings.host  # whatever its address is
+                await loop.create_connection(lambda: made, sock=sock, ssl=context, server_hostname=name)
             replies = await asyncio.gather(*pipe.greeted, return_exceptions=True)
         check_greeting(settings.where, greeting, replies)
     except BaseException as error:

@@ -42,7 +42,6 @@ _NOT_OURS = frozenset(
 )  # fmt: skip
 _OURS = frozenset({"db", "username", "password"})
 _CLIENT_NAME = re.compile(r"[!-~]+")
-_KEEP_ALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,14 +282,6 @@ def _remedy(command: tuple[Argument, ...], refusal: ServerError) -> str:
     return ""
 
 
-def keep_alive(sock: Any) -> None:
-    """Let the kernel find out, within about 45 seconds, that an idle peer has gone."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEP_ALIVE:
-        if hasattr(socket, name):  # not every platform names them
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
 _BYTES_ACKED = slice(120, 128)
 """Where Linux has, in its ``tcp_info``, how many bytes the other side has confirmed."""
 
@@ -318,7 +309,7 @@ def unavailable(settings: Settings, error: Exception, timeout: float) -> ServerU
         remedy = "; is the name of the host right? check the URL"
     elif isinstance(error, FileNotFoundError) and settings.path is not None:
         remedy = "; there is no such socket: is the server running, and is the path in the URL right?"
-    # Where a host has several addresses asyncio makes one error of all, with their numbers in its text only.
+    # Where a host has several addresses one error is made of all, with their numbers in its text only.
     elif isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in text:
         remedy = "; is the server running there? check the URL"
     elif isinstance(error, ssl.SSLCertVerificationError):

@@ -9,7 +9,8 @@ import time
 
 import hiredis
 
-from echomq._redis.connect import Settings, check_greeting, check_link_options, keep_alive, unavailable
+from echomq._redis.connect import Settings, check_greeting, check_link_options, unavailable
+from echomq._redis.dial import dial
 from echomq._redis.forks import remember
 from echomq._redis.wire import INCOMPLETE, Argument, Reply, new_reader, pack, refused_for_now
 from echomq.errors import ConnectionLost, ServerError, ServerUnavailable
@@ -23,7 +24,7 @@ class HeartbeatLink:
     Args:
         settings: where the server is, and who we are to it.
         client_name: what ``CLIENT LIST`` shows for this connection.
-        connect_timeout: seconds for connecting, TLS and greeting together. (A name lookup cannot be interrupted.)
+        connect_timeout: seconds for name lookup, connecting, TLS and greeting together.
 
     Example:
         >>> link = HeartbeatLink(Settings.from_url("redis://127.0.0.1:6379/0"))
@@ -165,12 +166,10 @@ class HeartbeatLink:
                 raise
             return sock
         context = settings.tls_context()
-        sock = socket.create_connection((settings.host, settings.port), timeout=_left(deadline))
+        sock = dial(settings.host, settings.port, deadline)
+        if context is None:
+            return sock
         try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            keep_alive(sock)
-            if context is None:
-                return sock
             sock.settimeout(_left(deadline))
             return context.wrap_socket(sock, server_hostname=settings.host)
         except BaseException:
