@@ -32,7 +32,6 @@ class InProcess(msgspec.Struct, frozen=True):
         module, qualname: of its function.
         pass_job: whether the function takes the job.
         extra: what becomes of a job with more than the function's arguments.
-        decoded: whether a codec has read the job's data.
         app: module and name of the app that has it, if that stands at the top of a module.
     """
 
@@ -41,17 +40,14 @@ class InProcess(msgspec.Struct, frozen=True):
     qualname: str
     pass_job: bool
     extra: Extra
-    decoded: bool
     app: tuple[str, str] | None
 
     @classmethod
     def of(cls, task: Task[Any, Any], app: EchoMQ) -> InProcess:
         """Raises InvalidOption: another process could not find it."""
         function = task.function
-        extra, decoded = task.extra or app.extra, app._payloads is not None
-        place = cls(
-            task.name, function.__module__, function.__qualname__, task.pass_job, extra, decoded, _place_of(app)
-        )
+        extra = task.extra or app.extra
+        place = cls(task.name, function.__module__, function.__qualname__, task.pass_job, extra, _place_of(app))
         try:
             found = _named(sys.modules[place.module], place.qualname)
         except (KeyError, AttributeError):
@@ -78,7 +74,7 @@ class InProcess(msgspec.Struct, frozen=True):
         """In the process: runs the current job."""
         job, task = cast("Job[Any]", running_job.get()), _task_at(self)
         before = (job,) if task.pass_job else ()
-        function = functools.partial(task.function, *before, **task.arguments(job.data, decoded=self.decoded))
+        function = functools.partial(task.function, *before, **task.arguments(job.data, decoded=job._has_codec))
         return _injecting(task.app).call(task, function) if task.injected else function()
 
     def misfit(self, value: Any) -> str | None:

@@ -18,6 +18,9 @@ import msgspec
 
 _AT: Final = re.compile(r"(?P<reason>.*) - at `(?:key` in `)?\$(?P<path>.*)`", re.DOTALL)
 _STEP: Final = re.compile(r"\.\w+|\[\d+\]|\[\.\.\.\]")
+_VALUE: Final = re.compile(r"(?<=^Invalid value) .*|(?<=^Invalid enum value) .*", re.DOTALL)
+"""Which msgspec names in some reasons: that is for the caller to show, or not."""
+
 _SOME: Final = "[...]"
 _WHOLE: Final = re.compile(r"-?[1-9][0-9]{15,}")
 _EXACT: Final = 2**53
@@ -331,6 +334,7 @@ def _parts_of(error: msgspec.ValidationError) -> tuple[list[str], str]:
     """Where, step by step, and why."""
     found = _AT.fullmatch(str(error))
     path, reason = (found["path"], found["reason"]) if found else ("", str(error))
+    reason = _VALUE.sub("", reason)
     steps = _STEP.findall(path)
     if isinstance(error.__cause__, _Told):
         return steps + error.__cause__.steps, error.__cause__.reason

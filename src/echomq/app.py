@@ -478,12 +478,12 @@ class EchoMQ(TaskMaker):
         if task is None:
             self._refuse_unknown(job)
         if task.process:
-            if self._payloads is None and job._is_wrapped:
+            if job._is_wrapped and not job._has_codec:
                 self._let_wait_for_codec(job, "the job's data were written with a codec, and this worker has none")
             return self._process_call(task)
         data = job.data
         try:
-            arguments = task.arguments(data, decoded=self._payloads is not None)
+            arguments = task.arguments(data, decoded=job._has_codec)
         except Unrecoverable as error:
             self._let_wait_for_codec(job, str(error))
             raise
@@ -495,7 +495,7 @@ class EchoMQ(TaskMaker):
 
     def _let_wait_for_codec(self, job: Job[Any], why: str) -> None:
         """As with unknown tasks: who writes with a codec may have been deployed before who reads with it."""
-        if self._payloads is not None or wrapped_steps(job.data) is None or _was_put_off_enough(job):
+        if job._has_codec or wrapped_steps(job.data) is None or _was_put_off_enough(job):
             return
         self._told(job, "%s; it waits %g s for one that has it", why, UNKNOWN_TASK_DELAY)
         raise RetryLater(UNKNOWN_TASK_DELAY, why)

@@ -320,6 +320,11 @@ class JobRecord(Generic[R]):
         """Whether its data are as a codec has written them."""
         return is_wrapped(self._stored.fields.get(b"data", b""))
 
+    @property
+    def _has_codec(self) -> bool:
+        """Whether a codec reads its data and its result. They may be encrypted, so no message shows anything of them."""
+        return self._home.payloads is not None
+
     def _payload(self, field: bytes) -> Any:
         payloads, stored = self._home.payloads, self._stored
         if payloads is None or isinstance(stored, PlainJob) or field not in stored.fields:
@@ -793,10 +798,9 @@ class Job(JobRecord[R]):
         try:
             return self._returns(ending.value)
         except Misfit as error:
+            found = "" if self._has_codec else f"; it is {ending.value[:60].decode('utf-8', 'replace')}"
             raise ResultUnavailable(
-                self.id,
-                "it does not fit the type that the task says it returns: "
-                f"{error}; it is {ending.value[:60].decode('utf-8', 'replace')}",
+                self.id, f"it does not fit the type that the task says it returns: {error}{found}"
             ) from error
         except ValueError as error:
             raise ResultUnavailable(self.id, f"what stands on the server is no JSON: {error}") from error

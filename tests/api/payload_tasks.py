@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from echomq import Job
 
@@ -17,3 +17,6 @@ def shout(job: Job[Any], where: str, times: int = 1) -> list[Any]:
 
 def count(letters: dict[str, int]) -> int:
     return sum(letters.values())
+
+
+def rate(stars: Literal["good", "bad"]) -> None: ...

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -421,17 +421,47 @@ async def test_a_worker_without_the_codec_leaves_the_job_to_one_that_has_it(url:
             await wait_until(waits)
 
 
-async def test_an_encrypted_argument_does_not_come_out_in_the_reason(url: str, codec: Any) -> None:
-    async with EchoMQ(url, codec=codec) as app:
+@pytest.mark.parametrize("process", [False, True])
+@pytest.mark.parametrize("whose", ["app", "worker"])
+async def test_an_encrypted_argument_does_not_come_out_in_the_reason(
+    url: str, whose: str, process: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    codec = Encrypted(KEY)
+    async with (
+        EchoMQ(url, codec=codec if whose == "app" else None) as app,
+        Queue("q", connection=url, codec=codec) as queue,
+    ):
+        app.task(queue="q", process=process)(payload_tasks.count)
+        app.task(queue="q", process=process)(payload_tasks.rate)
+        async with app.worker("q", codec=codec, processes=ProcessPool(size=1) if process else None):
+            for name, data, said in (
+                ("count", {"letters": {"number": SECRET}}, r"argument letters\.number of task 'count': Expected `int`"),
+                ("count", SECRET, "takes an object of named arguments; the job's data is a str"),
+                ("rate", {"stars": SECRET}, "argument stars of task 'rate': Invalid enum value$"),
+            ):
+                with pytest.raises(JobFailed, match=said) as failure:
+                    await (await queue.add(name, data)).result(timeout=20)
+                assert "Wien" not in failure.value.reason
+    assert "Wien" not in caplog.text
+
+
+async def test_an_encrypted_result_does_not_come_out_either(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with EchoMQ(url, codec=Encrypted(KEY)) as app:
 
         @app.task(queue="q")
-        async def take(card: dict[str, int]) -> None: ...
+        async def count() -> int:
+            return SECRET  # type: ignore[return-value]
 
-        job = await app.queue("q").add("take", {"card": {"number": SECRET}})
+        @app.task(queue="q")
+        async def rate() -> Literal["good", "bad"]:
+            return SECRET  # type: ignore[return-value]
+
         async with app.worker("q"):
-            with pytest.raises(JobFailed, match=r"argument card\.number of task 'take': Expected `int`") as failure:
-                await job.result(timeout=10)
-        assert "Wien" not in failure.value.reason
+            for task, said in ((count, "Expected `int`, got `str`$"), (rate, "Invalid enum value$")):
+                with pytest.raises(ResultUnavailable, match=said):
+                    await (await task.enqueue()).result(timeout=10)
+    assert "Wien" not in caplog.text
+    assert "Invalid enum value; it is annotated with typing.Literal['good', 'bad']" in caplog.text
 
 
 async def test_a_codec_of_ones_own(url: str) -> None:
