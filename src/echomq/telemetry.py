@@ -162,7 +162,7 @@ def _carrier(carried: str) -> dict[str, str]:
     """What a job carries. Whatever somebody wrote there, it is no reason to do without a span."""
     try:
         found = json.loads(carried)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     if not isinstance(found, dict):
         return {}

@@ -280,7 +280,11 @@ async def test_verbs_are_operations(url: str, backend: Backend) -> None:
     assert spans["pause {q}"].status.status_code is UNSET
 
 
-@pytest.mark.parametrize("carried", ["rubbish", "[]", '{"traceparent": 7}', '{"traceparent": "00-x-y-01"}', 7, None])
+@pytest.mark.parametrize(
+    "carried",
+    ["rubbish", "[]", "[" * 100_000, '{"traceparent": 7}', '{"traceparent": "00-x-y-01"}', 7, None],
+    ids=lambda carried: str(carried)[:20],
+)
 async def test_a_context_that_cannot_be_read_is_none(
     url: str, server: Server, backend: Backend, carried: object
 ) -> None:

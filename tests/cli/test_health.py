@@ -194,12 +194,13 @@ def test_wrong_words(words: list[str], said: str) -> None:
     assert said in shown.stderr
 
 
-def test_another_program_is_no_worker() -> None:
+@pytest.mark.parametrize("body", [b"{}", b"[" * 100_000], ids=["other", "too deep"])
+def test_another_program_is_no_worker(body: bytes) -> None:
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(b"{}")
+            self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None: ...
 

@@ -304,6 +304,8 @@ async def test_a_job_that_was_delayed_has_not_waited_since_it_was_added(queue: Q
     now = int(queue.command("TIME")[0]) * 1000
     queue.command("HSET", "~w0", "timestamp", now - 3_600_000, "opts", '{"delay":3590000}')
     assert kinds(await doctor.examine("q", oldest_waiting=600)) == []
+    queue.command("HSET", "~w0", "opts", "[" * 100_000)
+    assert kinds(await doctor.examine("q", oldest_waiting=600)) == [("old-waiting-job", "w0")]
 
 
 async def test_dead_letters_are_looked_at_with_their_queue(queue: Queue, doctor: Doctor) -> None:

@@ -98,6 +98,7 @@ async def test_what_is_no_record_is_passed_over(server: Server, queue: Queue) ->
         "gone": f"{ms - 60_000}:{ms - 1}:{good}",
         "no record": "rubbish",
         "no json": f"{ms}:{ms + 60_000}:{{",
+        "too deep": f'{ms}:{ms + 60_000}:{{"x":' + "[" * 100_000 + "]" * 100_000 + "}",
         "another": f"{ms}:{ms + 60_000}:[1]",
     }.items():
         server.cli("HSET", KEY, name, value)

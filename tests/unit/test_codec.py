@@ -281,7 +281,9 @@ def test_json_of_others_is_read(text: bytes, value: Any) -> None:
     assert decode_json(text) == value
 
 
-@pytest.mark.parametrize("text", [b"", b"notjson", b"{", b"1 2", b'"\xff"', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "text", [b"", b"notjson", b"{", b"1 2", b'"\xff"', b"[" * 100_000, b'["\\ud800",' + b"[" * 100_000 + b"]" * 100_001]
+)
 def test_what_is_no_json_is_a_value_error(text: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # of any kind
         decode_json(text)

@@ -75,6 +75,18 @@ async def test_any_options_leave_the_worker_and_other_jobs_alone(
         assert not client.hget(f"{BASE}j", "stc")
 
 
+async def test_options_that_are_nested_too_deep_are_told_to_a_results_queue(server: Server, queue: Queue) -> None:
+    async def process(job: Job[Any]) -> None: ...
+
+    deep = '{"tm":"\\ud800","x":' + "[" * 100_000 + "]" * 100_000 + "}"
+    with server.client() as client:
+        put(client, deep)
+        async with Worker(queue, process, results_queue="results"):
+            await wait_until(lambda: client.zscore(f"{BASE}failed", "j"))
+            await wait_until(lambda: client.llen("emq:{results}:wait") == 1)
+        assert b"nested too deep" in client.hget(f"{BASE}j", "failedReason")
+
+
 @pytest.mark.parametrize("score", [float("inf"), float("-inf"), -5000, 0])
 async def test_any_score_among_the_delayed_does(server: Server, queue: Queue, score: float) -> None:
     async def process(job: Job[Any]) -> int:

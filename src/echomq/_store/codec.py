@@ -182,9 +182,10 @@ def decode_json(text: bytes) -> Any:
         ValueError: it is no JSON, or nested too deep.
     """
     try:
-        return _decoder.decode(text)
-    except msgspec.DecodeError:
-        return json.loads(text)  # lone surrogates, NaN of foreign writers
+        try:
+            return _decoder.decode(text)
+        except msgspec.DecodeError:
+            return json.loads(text)  # lone surrogates, NaN of foreign writers
     except RecursionError:
         raise ValueError("it is nested too deep to be read") from None
 

@@ -222,7 +222,7 @@ def _record(value: bytes) -> tuple[int, int, Record] | None:
         return None
     try:
         return int(parts[1]), int(parts[2]), msgspec.json.decode(parts[3], type=Record)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 

@@ -64,7 +64,7 @@ def _ask(url: str, timeout: float) -> tuple[int, dict[str, Any]]:
         told = json.loads(body)
         assert isinstance(told["reasons"], list)
         assert isinstance(told.get("processes", []), list)
-    except (ValueError, KeyError, TypeError, AssertionError):
+    except (ValueError, RecursionError, KeyError, TypeError, AssertionError):
         _refuse(f"{url} answers ({code}), but is no worker of EchoMQ", REFUSED)
     return code, told
 

@@ -22,7 +22,7 @@ def _waits_since(fields: Reply) -> float | None:
         return None
     try:
         delay = json.loads(opts or b"{}").get("delay", 0)  # type: ignore[arg-type]
-    except (ValueError, AttributeError):
+    except (ValueError, RecursionError, AttributeError):
         delay = 0
     since = int(made) + (delay if isinstance(delay, (int, float)) and delay > 0 else 0)
     if isinstance(started, bytes) and started.isdigit():
