@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, MutableMapping
 from contextvars import ContextVar
 from typing import Any, Final, Protocol
@@ -51,6 +52,35 @@ class JobLogger(logging.LoggerAdapter[logging.Logger]):
 
 job_logger: Final = JobLogger(logging.getLogger("echomq.job"), {})
 """For what handlers have to say: ``echomq.job``."""
+
+
+_SELDOM: Final = 60.0
+_MOST_TEXTS: Final = 10
+
+
+class Seldom:
+    """For trouble that comes again and again: each text is logged once a minute at most, and no more than ten texts in that time.
+
+    One thread at a time uses it.
+    """
+
+    def __init__(self) -> None:
+        self._said: dict[str, float] = {}
+
+    def error(self, text: str, *values: object) -> None:
+        """As ``logger.error``."""
+        self._log(logging.ERROR, text, values)
+
+    def warning(self, text: str, *values: object) -> None:
+        """As ``logger.warning``."""
+        self._log(logging.WARNING, text, values)
+
+    def _log(self, level: int, text: str, values: tuple[object, ...]) -> None:
+        now, whole = time.monotonic(), text % values
+        self._said = {said: at for said, at in self._said.items() if now - at < _SELDOM}
+        if whole not in self._said and len(self._said) < _MOST_TEXTS:
+            self._said[whole] = now
+            logger.log(level, text, *values, stacklevel=3)
 
 
 def about(queue: str, job_id: str, job_name: str) -> Mapping[str, str]:

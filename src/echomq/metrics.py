@@ -12,7 +12,7 @@ import time
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from echomq._log import logger
+from echomq._log import Seldom
 from echomq._store.gauges import Gauges, gauges, workers_of
 from echomq._store.home import Home
 from echomq._store.keys import QueueKeys
@@ -35,7 +35,6 @@ else:
 __all__ = ["QueueCollector", "WorkerMetrics", "prometheus_text"]
 
 _NAMES_EVERY: Final = 60.0
-_COMPLAIN_EVERY: Final = 60.0
 _LONGEST_LAG: Final = 1.0
 _GRACE: Final = 1.0
 _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -136,7 +135,7 @@ class QueueCollector(Collector):
         self._homes: dict[tuple[Connection, str], Home] = {}
         self._left_out = 0
         self._looked_at = -_NAMES_EVERY
-        self._complained: dict[str, float] = {}
+        self._seldom = Seldom()
 
     def describe(self) -> Iterable[Metric]:
         """The names, without asking the server."""
@@ -270,12 +269,7 @@ class QueueCollector(Collector):
         yield from (counts, completed, failed, oldest, paused, limited, connected)
 
     def _complain(self, text: str) -> None:
-        """One line a minute for each kind of trouble."""
-        now = time.monotonic()
-        self._complained = {said: at for said, at in self._complained.items() if now - at < _COMPLAIN_EVERY}
-        if text not in self._complained:
-            self._complained[text] = now
-            logger.warning("metrics: %s", text)
+        self._seldom.warning("metrics: %s", text)
 
 
 class _LoopThread:

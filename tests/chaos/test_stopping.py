@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -212,6 +213,29 @@ def test_a_thread_that_never_ends_does_not_keep_the_loop_from_ending(server: Ser
     asyncio.run(main())
     assert time.monotonic() - began < 5
     let_go.set()
+    assert_sound(server, jobs=1)
+
+
+async def test_handlers_that_fill_the_executor_of_the_loop_keep_no_worker_from_stopping(server: Server) -> None:
+    let_go, started = threading.Event(), threading.Event()
+
+    def blocks() -> None:
+        started.set()
+        let_go.wait(30)
+
+    async def handler(job: Job[Any]) -> None:
+        await asyncio.to_thread(blocks)
+
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    try:
+        async with Queue(QUEUE, connection=server.url) as queue:
+            await queue.add("work", {})
+        async with Worker(QUEUE, handler, connection=server.url, shutdown_timeout=0.1, **FAST) as worker:
+            await wait_until(started.is_set)
+            async with asyncio.timeout(10):
+                await worker.close()
+    finally:
+        let_go.set()
     assert_sound(server, jobs=1)
 
 

@@ -17,7 +17,7 @@ from echomq import Job, Queue, Worker
 from echomq._store.keys import QueueKeys
 from echomq._worker.held import Held, HeldTable, Hold
 from echomq._worker.keep import Keeper
-from echomq.errors import ConnectionLost
+from echomq.errors import ConnectionLost, ServerError
 from tests.support.server import Server
 from tests.support.wait import wait_until
 from tests.worker.pieces import held
@@ -174,8 +174,23 @@ async def test_the_thread_outlives_trouble_and_stops_when_told() -> None:
     await wait_until(lambda: one.renewed_at > before)
     await kept.keeper.stop()
     assert kept.link.closed.is_set()
-    assert kept.keeper._thread is not None
-    assert not kept.keeper._thread.is_alive()
+    thread = kept.keeper._thread
+    assert thread is not None
+    await wait_until(lambda: not thread.is_alive())
+
+
+@pytest.mark.parametrize("error", [ServerError("BROKEN", code="BROKEN"), ConnectionLost("cut")])
+async def test_what_goes_on_for_long_is_said_once(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    kept = Kept(lock_duration=0.2)
+    kept.table.add([held("1")])
+    kept.link.error = error
+    with caplog.at_level(logging.WARNING, "echomq"):
+        kept.keeper.start()
+        await wait_until(lambda: len(kept.link.asked) > 5)
+        await kept.keeper.stop()
+    [said] = [record.message for record in caplog.records if "cannot be renewed" in record.message]
+    assert said.startswith("locks of q cannot be renewed")
+    assert str(error) in said
 
 
 async def test_a_silent_loop_is_named_once_with_its_job_and_place(caplog: pytest.LogCaptureFixture) -> None:

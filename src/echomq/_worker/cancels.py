@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from echomq._log import about, logger
+from echomq._log import Seldom, about, logger
 from echomq._redis.client import Link
 from echomq._store.call import Patience, answered
 from echomq._store.codec import cancel_reason, decode_id
@@ -51,7 +51,7 @@ class Cancels:
         self._to_ask: dict[Held, None] = {}
         self._asking: asyncio.Task[None] | None = None
         self._timers: set[asyncio.TimerHandle] = set()
-        self._said = ""
+        self._seldom = Seldom()
         self._stopped = False
 
     def start(self) -> None:
@@ -158,10 +158,8 @@ class Cancels:
         self._timers.add(timer)
 
     def _complain(self, error: EchoMQError) -> None:
-        if str(error) != self._said:
-            self._said = str(error)
-            logger.error(
-                "queue %s: requests to cancel running jobs cannot be read, and are seen only when the jobs end: %s",
-                self._keys.queue,
-                error,
-            )
+        self._seldom.error(
+            "queue %s: requests to cancel running jobs cannot be read, and are seen only when the jobs end: %s",
+            self._keys.queue,
+            error,
+        )

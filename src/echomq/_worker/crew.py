@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from echomq._clock import lasting
-from echomq._log import about, logger
+from echomq._log import Seldom, about, logger
 from echomq._redis.client import Link
 from echomq._redis.heartbeat import HeartbeatLink
 from echomq._store.call import Lane, Patience
@@ -181,7 +181,7 @@ class Crew:
         )
         self._cancels = Cancels(keys, streams, commands, self._table, self._give_up)
         self._away_since: float | None = None  # monotonic, for other threads
-        self._said = ""
+        self._seldom = Seldom()
         self._hurry = asyncio.Event()
         self._cleaning_up = _AFTER_CANCEL
         self._task: asyncio.Task[Any] | None = None
@@ -419,11 +419,8 @@ class Crew:
             await self._look_after(error)
             return None
         except EchoMQError as error:
-            if str(error) != self._said:
-                self._said = str(error)
-                logger.error("queue %s: locks cannot be renewed: %s; trying again", self._keys.queue, error)
+            self._seldom.error("queue %s: locks cannot be renewed: %s; trying again", self._keys.queue, error)
             return None
-        self._said = ""
         for one in held:
             if one.job.id not in lost:
                 one.renewed_at = max(one.renewed_at, before)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from echomq._log import logger
+from echomq._log import Seldom
 from echomq._redis.client import Link
 from echomq._store.call import Lane
 from echomq._store.finish import ENDINGS, Outcome
@@ -19,7 +18,6 @@ from echomq.errors import ConnectionLost, EchoMQError, ServerUnavailable
 
 _LEASE_MS = 5_000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
-_COMPLAIN_EVERY = 60.0
 
 
 @dataclass(slots=True)
@@ -50,7 +48,7 @@ class Forwarder:
         self._put_off: dict[str, _PutOff] = {}
         self._lanes: dict[str, Lane] = {}
         self._hubs: dict[Connection, Hub] = {}
-        self._complained: dict[str, float] = {}
+        self._seldom = Seldom()
 
     def look(self) -> None:
         """Something may be in the outbox."""
@@ -111,7 +109,7 @@ class Forwarder:
             self._complain(f"outcomes cannot be forwarded: {error}")
             return _LONGEST_PAUSE
         if passed:
-            self._complain(f"{passed} outcomes wait in the outbox for servers that this worker does not know")
+            self._complain("outcomes wait in the outbox for servers that this worker does not know")
         return self._next_look()
 
     async def _forward(
@@ -167,8 +165,4 @@ class Forwarder:
         return min((put_off.until - now for put_off in self._put_off.values()), default=None)
 
     def _complain(self, text: str) -> None:
-        """One line a minute for each kind of trouble."""
-        now = asyncio.get_running_loop().time()
-        if now - self._complained.get(text, -math.inf) > _COMPLAIN_EVERY:
-            self._complained = {text: now}
-            logger.warning("queue %s: %s (docs/results-queue.md)", self._keys.queue, text)
+        self._seldom.warning("queue %s: %s (docs/results-queue.md)", self._keys.queue, text)

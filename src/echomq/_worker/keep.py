@@ -7,6 +7,7 @@ have expired; an error of the connection alone is no loss.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import threading
@@ -14,9 +15,10 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from echomq._clock import lasting
-from echomq._log import about, logger
+from echomq._log import Seldom, about, logger
 from echomq._redis.heartbeat import HeartbeatLink
 from echomq._store.keep import extend_locks
 from echomq._store.keys import QueueKeys
@@ -29,7 +31,7 @@ _SLOW_LOOP = 3.0
 """Seconds of silence after which a held-up event loop is worth a line in the log."""
 _LAGS = 60
 """Answers of the event loop that are remembered: with a look a second, those of about a minute."""
-_JOIN = 1.0
+_FOR_ENDING = 1.0
 _MARGIN = 0.1
 """The share of the lock's duration that is left unused: for the time between our clock's word and the handler's end."""
 
@@ -65,7 +67,8 @@ class Keeper:
         self._loop_asked = 0.0  # 0.0: no answer is waited for
         self._loop_lags: deque[float] = deque(maxlen=_LAGS)
         self._loop_reported = 0.0
-        self._in_trouble = False
+        self._seldom = Seldom()
+        self._ended = asyncio.Event()
 
     @property
     def loop_silent_for(self) -> float:
@@ -91,8 +94,11 @@ class Keeper:
         self._stop.set()
         self._link.close()
         if self._thread is not None:
-            # It is bound by its deadlines, and harmless: a name lookup that does not end is not waited for.
-            await asyncio.to_thread(self._thread.join, _JOIN)
+            # It is bound by its deadlines, and harmless: a name lookup that does not end is not waited for. (Not by way of the event
+            # loop's executor, whose threads the handlers may have taken.)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FOR_ENDING):
+                    await self._ended.wait()
 
     def overdue(self, held: Held) -> bool:
         """Whether the lock was not renewed for so long that it may expire."""
@@ -106,17 +112,18 @@ class Keeper:
         self._expire()
 
     def _run(self) -> None:
+        try:
+            self._beat()
+        finally:
+            self._call_in_loop(self._ended.set)
+
+    def _beat(self) -> None:
         pause = self._interval
         while not self._wait(pause):
             try:
                 self.tick()
-            except (ServerUnavailable, ConnectionLost) as error:
-                self._trouble(error)
-                self._expire()
-                pause = min(_RETRY_PAUSE, self._interval)
             except EchoMQError as error:
-                if not self._stop.is_set():
-                    logger.error("locks cannot be renewed: %s", error)
+                self._say(error)
                 self._expire()
                 pause = min(_RETRY_PAUSE, self._interval)
             except Exception:
@@ -126,7 +133,6 @@ class Keeper:
                 logger.exception("the heartbeat met an error of its own; it goes on")
                 pause = self._interval
             else:
-                self._in_trouble = False
                 pause = self._interval
 
     def _wait(self, pause: float) -> bool:
@@ -162,20 +168,26 @@ class Keeper:
                 self._tell(one, False)
 
     def _tell(self, held: Held, certain: bool) -> None:
-        if self._loop is not None and not self._stop.is_set():
-            try:
-                self._loop.call_soon_threadsafe(self._on_lost, held, certain)
-            except RuntimeError:
-                self._stop.set()  # the loop is closed; nothing is left to keep
+        if not self._stop.is_set():
+            self._call_in_loop(self._on_lost, held, certain)
 
-    def _trouble(self, error: EchoMQError) -> None:
-        if not self._in_trouble and not self._stop.is_set():
-            self._in_trouble = True
-            logger.warning("locks of %s cannot be renewed for now: %s", self._keys.queue, error)
+    def _call_in_loop(self, function: Callable[..., None], *args: Any) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            self._stop.set()  # the loop is closed; nothing is left to keep
+
+    def _say(self, error: EchoMQError) -> None:
+        if self._stop.is_set():
+            return
+        if isinstance(error, (ServerUnavailable, ConnectionLost)):
+            self._seldom.warning("locks of %s cannot be renewed for now: %s", self._keys.queue, error)
+        else:
+            self._seldom.error("locks of %s cannot be renewed: %s", self._keys.queue, error)
 
     def _look_at_loop(self) -> None:
         """Asks the event loop for a sign of life, and says what holds it up: after some seconds, and after a lock's duration."""
-        assert self._loop is not None
         silent = time.monotonic() - self._loop_seen
         if silent > self._lock_duration and self._loop_reported < self._lock_duration:
             self._loop_reported = silent
@@ -184,10 +196,7 @@ class Keeper:
             self._loop_reported = silent
             self._report_loop(logging.WARNING, silent)
         self._loop_asked = self._loop_asked or time.monotonic()
-        try:
-            self._loop.call_soon_threadsafe(self._loop_answers)
-        except RuntimeError:
-            self._stop.set()
+        self._call_in_loop(self._loop_answers)
 
     def _report_loop(self, level: int, silent: float) -> None:
         frame = sys._current_frames().get(self._loop_thread)

@@ -18,7 +18,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from echomq._clock import lasting
-from echomq._log import about, logger
+from echomq._log import Seldom, about, logger
 from echomq._redis.blocking import next_entry, pop_marker
 from echomq._redis.client import Link
 from echomq._store import codes
@@ -40,7 +40,6 @@ LONGEST_BLOCK = 5.0
 _LONGEST_LIMIT = 30.0
 _PAUSE_AFTER_ERROR = 1.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
-_COMPLAIN_EVERY = 60.0
 _SILENCE = 1.0
 """Seconds beyond the time of a block after which its connection was not closed, but silent."""
 
@@ -196,7 +195,7 @@ class Pump:
         self._owes_marker = False
         self._stop_when_empty = False
         self._changed = asyncio.Event()
-        self._complained: dict[str, float] = {}
+        self._seldom = Seldom()
         self.fetched_at: float | None = None  # monotonic, for other threads; None before the first answer
         self._unanswered_since: float | None = None  # only where slots are shared
         self._pool = pool
@@ -899,8 +898,4 @@ class Pump:
             logger.debug("queue %s: a marker could not be passed on: %s", self._keys.queue, error)
 
     def _complain(self, error: EchoMQError) -> None:
-        """One line a minute for each kind of trouble that the server answers with."""
-        now, text = asyncio.get_running_loop().time(), str(error)
-        if now - self._complained.get(text, -math.inf) > _COMPLAIN_EVERY:
-            self._complained = {text: now}
-            logger.error("queue %s: %s; trying again", self._keys.queue, text)
+        self._seldom.error("queue %s: %s; trying again", self._keys.queue, error)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 
-from echomq._log import about, logger
+from echomq._log import Seldom, about, logger
 from echomq._store.call import Lane, Patience
 from echomq._store.finish import ENDINGS, Failed, Outcome
 from echomq._store.keep import Sweep, sweep
@@ -48,6 +48,7 @@ class Sweeper:
         self._present = present
         self._changed = asyncio.Event()
         self._outcomes_wait = outcomes_wait
+        self._seldom = Seldom()
         self._last_rules: dict[str, tuple[int | None, str]] = {}  # for each set, when a job ended by which rule
         self._beyond = "fails" if crash_backoff is None else "waits for a time that grows"
 
@@ -61,7 +62,7 @@ class Sweeper:
             except (ConnectionLost, ServerUnavailable):
                 pause = min(_AGAIN, self._interval)
             except EchoMQError as error:
-                logger.error("queue %s cannot be swept for stalled jobs: %s", self._queue, error)
+                self._seldom.error("queue %s cannot be swept for stalled jobs: %s", self._queue, error)
                 pause = self._interval
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(pause, 0.01)):
