@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
-from echomq import Job, Keep, Queue, Worker
+from echomq import Connection, Job, Keep, Queue, Worker
 from echomq._redis.client import Link
 from echomq._redis.connect import Settings
 from echomq._store.call import Lane
-from echomq._store.forward import add_outcomes, take_outcomes
+from echomq._store.forward import Destination, add_outcomes, take_outcomes
 from echomq._store.keys import QueueKeys
 from echomq._worker.forward import Forwarder
+from tests.support.proxy import Proxy, needle
 from tests.support.server import Server
 from tests.support.wait import wait_until
 
@@ -86,6 +87,37 @@ async def test_a_broken_destination_holds_no_other_up(server: Server, link: Link
     await asyncio.sleep(waits)
     assert await one.tick() is None
     assert server.cli("LRANGE", "emq:{broken}:wait", "0", "-1") == [b"x"]
+
+
+async def test_queues_by_one_other_connection_do_not_knock_each_other_out(
+    server: Server, link: Link, make_server: Callable[..., Server]
+) -> None:
+    async with Proxy(make_server()) as proxy, Connection(proxy.url) as connection, Connection(server.url) as here:
+        places = [
+            Destination.of(QueueKeys.of(name), connection, KEYS, here, is_cluster=False) for name in ("seats", "bills")
+        ]
+        elsewhere = {place.name: place for place in places}
+
+        def fill(number: int, *names: str) -> None:
+            for place in (place for place in places if place.keys.queue in names):
+                server.cli(
+                    "XADD", KEYS.resolve("outbox"), "*", "id", f"outcome-{number}", "to", place.keys.base, "at", place.at,
+                    "data", json.dumps({"n": number}),
+                )  # fmt: skip
+
+        one = Forwarder(KEYS, link, lambda: elsewhere)
+        fill(1, "seats", "bills")
+        assert await one.tick() is None
+        proxy.lose("reply", needle("addJobs-11"))
+        fill(2, "seats")
+        waits = await one.tick()
+        assert waits is not None
+        fill(3, "seats", "bills")
+        await asyncio.sleep(waits)
+        assert await one.tick() is None
+        for hub in one._hubs.values():
+            await hub.release()
+    assert server.cli("XLEN", KEYS.resolve("outbox")) == 0
 
 
 async def test_it_asks_nothing_while_nobody_says_so(server: Server, link: Link) -> None:

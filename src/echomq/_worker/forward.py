@@ -126,7 +126,7 @@ class Forwarder:
             except (EchoMQError, RuntimeError) as error:  # RuntimeError: its user has closed the other connection
                 avoided.add(name)
                 self._fails(name, error)
-                await self._let_go(name, elsewhere.get(name), error)
+                await self._let_go(name, elsewhere, error)
             else:
                 done += some
                 self._put_off.pop(name, None)
@@ -145,13 +145,18 @@ class Forwarder:
             self._lanes[entry.destination] = lane
         return lane
 
-    async def _let_go(self, name: str, destination: Destination | None, error: Exception) -> None:
-        """The next try begins with another lane, and with another connection where that is not the worker's."""
+    async def _let_go(self, name: str, elsewhere: Mapping[str, Destination], error: Exception) -> None:
+        """The next try begins with another lane. Where the connection is not the worker's, all that go by it begin anew."""
         self._lanes.pop(name, None)
+        destination = elsewhere.get(name)
         hub = None if destination is None else self._hubs.pop(destination.connection, None)
-        if hub is not None:
-            await hub.look_after(error)
-            await hub.release()
+        if destination is None or hub is None:
+            return
+        for other, one in elsewhere.items():
+            if one.connection is destination.connection:
+                self._lanes.pop(other, None)
+        await hub.look_after(error)
+        await hub.release()
 
     def _fails(self, name: str, error: Exception) -> None:
         former = self._put_off.get(name)
