@@ -81,6 +81,8 @@ _Hears = Callable[[Held, Outcome], None]
 _LONGEST_PAUSE = 1.0
 _LONGEST_START: Final = 5.0
 """Seconds that ``async with`` waits for what is started before the first job."""
+_FOR_LAST_CALLS: Final = 1.0
+"""Seconds for what handlers have asked for, and do not wait for any more."""
 _LOOKS_FOR_ORPHANS: Final = (0.0, 0.2, 0.8)
 """Seconds before each look for the jobs of a process that died."""
 _CRASH_BACKOFF: Final = Backoff.exponential(60)
@@ -698,7 +700,7 @@ class _Session:
             finally:
                 if commands is not None:
                     await commands.close()
-                await self._home.close()
+                await self._home.close(_FOR_LAST_CALLS)
                 await hub.release()
 
     async def _enter(self, around: AsyncExitStack) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -146,6 +147,35 @@ async def test_the_server_is_away_while_the_worker_stops(away: str, make_server:
         async with Worker(QUEUE, Runs(), connection=server.url, **FAST):
             await completed(queue, 3)
     assert_sound(server, jobs=3, ended=["1", "2", "3"], starts=2, stalls=1)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_what_a_handler_has_asked_for_keeps_no_worker_from_stopping(
+    shared: bool, make_server: Callable[..., Server]
+) -> None:
+    """The server is away, and the connection would wait for it for ever."""
+    server = make_server()
+    asks = asyncio.Event()
+
+    async def handler(job: Job[Any]) -> None:
+        while True:
+            await job.update_progress(1)
+            asks.set()
+
+    async with Connection(server.url, wait=math.inf) as connection:
+        async with Queue(QUEUE, connection=server.url) as queue:
+            await queue.add("work", {})
+        if shared:
+            connection.acquire()  # by another worker, say
+        worker = Worker(QUEUE, handler, connection=connection, shutdown_timeout=0.1, **FAST)
+        running = asyncio.create_task(worker.run(), name="running")
+        await asks.wait()
+        server.kill()
+        async with asyncio.timeout(20):
+            await worker.close()
+            with pytest.raises(OutcomesNotStored):
+                await running
+        assert not [task for task in asyncio.all_tasks() if task.get_name() == "echomq calls"]
 
 
 @pytest.mark.parametrize("idle", ["never connected", "cut off"])

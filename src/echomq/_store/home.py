@@ -167,8 +167,11 @@ class Home:
         for line in list(self._lines.values()):
             line.bound(max_size)
 
-    async def close(self) -> None:
-        """Waits for the calls under way and lets the connection go. Closing again does nothing."""
+    async def close(self, within: float | None = None) -> None:
+        """Waits for the calls under way, so many seconds at most if there is a bound, and lets the connection go.
+
+        Closing again does nothing.
+        """
         self._closed = True
         self._line = None
         lines = [line for loop in list(self._lines) if (line := self._lines.pop(loop, None)) is not None]
@@ -178,4 +181,4 @@ class Home:
                 run_elsewhere(line.loop, line.close)
         for line in lines:
             if line.loop is here:
-                await line.close()
+                await line.close(within)

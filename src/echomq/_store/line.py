@@ -144,13 +144,22 @@ class Line:
         while self._walk is not None:
             await asyncio.wait([self._walk])
 
-    async def close(self) -> None:
-        """Takes nothing more, waits for what was asked, and leaves the hub."""
+    async def close(self, within: float | None = None) -> None:
+        """Takes nothing more, waits for what was asked, and leaves the hub.
+
+        Args:
+            within: seconds after which nobody is interested in that any more, and it is given up; None: it waits.
+        """
         if self._closed:
             return
         self._closed = True
         try:
-            await self.settled()
+            async with asyncio.timeout(within):
+                await self.settled()
+        except TimeoutError:
+            if self._walk is not None:
+                self._walk.cancel()
+                await asyncio.wait([self._walk])
         finally:
             await self.hub.release()
 
