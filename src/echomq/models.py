@@ -253,7 +253,7 @@ class WorkerStats(msgspec.Struct, frozen=True):
         loop_lag: seconds; the longest time in about the last minute that its event loop took to answer.
         since_fetch: seconds since the server last answered when it was asked for jobs; None before the first time. A worker whose
             slots are all taken does not ask.
-        away_for: seconds for which the server has not answered; 0 while it does.
+        away_for: seconds for which the server has not answered, or has refused all work for now; 0 while it works.
     """
 
     slots: int

@@ -8,10 +8,13 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
 
 from echomq import Connection, JobSpec, Queue, ServerError, ServerUnavailable, Worker
+from echomq._store.call import Lane
+from echomq._worker.pump import Pump
 from tests.chaos.rig import BASE, FAST, LOCK, QUEUE, Runs, assert_sound, completed
 from tests.support.proxy import Proxy, needle
 from tests.support.server import Server
@@ -273,6 +276,71 @@ async def test_the_server_is_a_replica_for_a_while(kind: str, make_server: Calla
         await completed(queue, 101)
     assert len(runs.started) == 101
     assert_sound(server, jobs=101, ended=runs.ended)
+
+
+@pytest.mark.parametrize("setting", ["READONLY", "NOREPLICAS"])
+async def test_a_server_that_refuses_all_work_counts_as_away(
+    setting: str, make_server: Callable[..., Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    server, runs = make_server(), Runs()
+
+    def said(text: str) -> int:
+        return len([record for record in caplog.records if record.name == "echomq" and text in record.message])
+
+    async with Queue(QUEUE, connection=server.url) as queue, workers(server.url, runs) as [worker]:
+        await worker.pause()
+        await queue.add("work", {})
+        if setting == "READONLY":
+            server.cli("REPLICAOF", "127.0.0.1", "1")
+        else:
+            server.cli("CONFIG", "SET", "min-replicas-to-write", "1")
+        with caplog.at_level(logging.WARNING, "echomq"):
+            await worker.resume()
+            await wait_until(lambda: worker.stats.away_for > 2)
+            assert said(f"{setting} ") == 1
+            assert not said("answers again")
+            if setting == "READONLY":
+                server.cli("REPLICAOF", "NO", "ONE")
+            else:
+                server.cli("CONFIG", "SET", "min-replicas-to-write", "0")
+            await completed(queue, 1)
+            await wait_until(lambda: worker.stats.away_for == 0)
+            assert said("answers again") == 1
+    assert_sound(server, jobs=1, ended=["1"])
+
+
+async def test_a_fetch_that_is_refused_leaves_its_slots_to_what_comes(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One fetch asks for all other slots and is refused, after the one beside it has brought the last jobs that waited."""
+    call, asked = Pump._call, list[int]()
+
+    async def answer(self: Pump, lane: Lane, ask: Any) -> Any:
+        asked.append(ask.wanted)
+        if asked == [4, 3]:
+            await wait_until(lambda: self._empty and not self._changed.is_set())  # the one that blocks has looked
+            raise ServerError("BROKEN the wait list", code="BROKEN")
+        return await call(self, lane, ask)
+
+    runs = Runs()
+    async with Queue(QUEUE, connection=server.url) as queue, workers(server.url, runs, concurrency=8) as [worker]:
+        await queue.add("work", {"seconds": 60})
+        await wait_until(lambda: runs.started)
+        assert worker._session is not None
+        assert worker._session._crew is not None
+        pump = worker._session._crew.pump
+        await worker.pause()
+        await wait_until(lambda: not pump._blocked)
+        await queue.add_bulk([JobSpec("work", {"seconds": 60}) for _ in range(4)])
+        monkeypatch.setattr(Pump, "_call", answer)
+        pump._ramp = 8
+        await worker.resume()
+        pump._wake_all()
+        await wait_until(lambda: len(runs.started) == 5 and not pump._fetching)
+        await queue.add("work", {})
+        await wait_until(lambda: runs.ended == ["6"])
+        await worker.close(force=True)
+    assert_sound(server, jobs=6, ended=["6"])
 
 
 async def test_the_server_loads_its_data_for_a_while(make_server: Callable[..., Server]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -159,6 +159,26 @@ async def test_a_worker_that_stops_leaves_its_slots_to_the_others(rig: Rig) -> N
     await rig.add("second", 4, 0)
     await first.close()
     await wait_until(lambda: rig.count()["second"] == 4)
+
+
+async def test_jobs_that_have_ended_keep_no_slots_while_their_server_is_away(
+    rig: Rig, make_server: Callable[..., Server]
+) -> None:
+    elsewhere, slots = make_server(), SharedSlots(10)
+    async with Queue("away", connection=elsewhere.url) as queue:
+        await queue.add_bulk([JobSpec("work", {"seconds": 1 + number / 10}) for number in range(10)])
+        worker = Worker("away", rig.desk, connection=elsewhere.url, slots=slots)
+        async with worker:
+            await wait_until(lambda: rig.desk.running["away"] == 10)
+            await rig.work(slots, "here", shutdown_timeout=0)
+            elsewhere.pause()
+            await wait_until(lambda: rig.desk.running["away"] == 0)
+            await rig.add("here", 10, 30)
+            # A fetch of one or two is under way there, and may bring jobs.
+            await wait_until(lambda: rig.desk.running["here"] >= 6, 3)
+            assert rig.desk.most <= 10
+            elsewhere.resume()
+            await wait_until(lambda: rig.desk.running["here"] == 10)
 
 
 async def test_each_of_them_ends_when_its_queue_is_drained(rig: Rig, server: Server) -> None:

@@ -166,6 +166,7 @@ class Crew:
             run=runner.run if tracer is None else tracer.runs(runner.run),
             settle=self._settle,
             confirm=self._settle_locks,
+            answered=self._answered,
             fresh_for=plan.lock_duration / 2,
             ready=ready,
             process=process,
@@ -187,11 +188,6 @@ class Crew:
         self._task: asyncio.Task[Any] | None = None
 
     @property
-    def jobs(self) -> list[Held]:
-        """The jobs in hand."""
-        return self._table.all()
-
-    @property
     def loop_silent_for(self) -> float:
         """Seconds since the event loop last answered the heartbeat."""
         return self._keeper.loop_silent_for
@@ -203,7 +199,7 @@ class Crew:
 
     @property
     def away_for(self) -> float:
-        """Seconds for which the server has not answered; 0 while it does."""
+        """Seconds for which the server has not answered, or has refused all work for now; 0 while it works."""
         since = self._away_since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -389,6 +385,9 @@ class Crew:
             self._away_since = time.monotonic()
             logger.warning("queue %s: %s; trying again until it answers", self._keys.queue, trouble)
         await self._settle_locks()
+
+    def _answered(self) -> None:
+        """A call has had its answer: that ends an outage. A PING says little: what a replica refuses it answers to that, too."""
         if self._away_since is not None:
             self._away_since = None
             logger.warning("queue %s: the server answers again", self._keys.queue)
@@ -428,7 +427,9 @@ class Crew:
 
     async def _advance(self, job: StoredJob) -> float | None:
         try:
-            return await self._schedules.advance(job, Patience(math.inf, self._settle))
+            late = await self._schedules.advance(job, Patience(math.inf, self._settle))
+            self._answered()
+            return late
         except InvalidOption as error:  # its schedule ends here, and somebody must see it
             raise Unrecoverable(f"schedule {job.text(b'rjk')!r} has no next run: {error}") from None
         except EchoMQError as error:

@@ -28,7 +28,7 @@ from echomq._store.finish import Completed, GivenBack, Outcome, RateLimited, fin
 from echomq._store.keys import QueueKeys
 from echomq._worker.held import Held, HeldTable, Hold
 from echomq._worker.slots import Pool, Share
-from echomq.errors import ConnectionLost, EchoMQError, EncodingError, ServerUnavailable
+from echomq.errors import ConnectionLost, EchoMQError, EncodingError, ServerError, ServerUnavailable
 
 CAP = 50
 """Outcomes and jobs of one call: beyond, nothing is gained, and no script may take long."""
@@ -111,6 +111,7 @@ class Pump:
         settle: called after trouble with the connection, before anything is sent again; returns when the server is back and
             our locks are settled.
         confirm: settles our locks, without trouble; returns the jobs that are lost.
+        answered: called when the server has answered a call, be it with an error.
         fresh_for: seconds after which the answer to a fetch must be confirmed before its jobs are run.
         failed_to_complete: the outcome of a job that returned but must not complete, because of its children.
         without_result: the outcome of a job whose own cannot be sent, with the reason; None if there is no other.
@@ -137,6 +138,7 @@ class Pump:
         run: Callable[[Held], Coroutine[Any, Any, Outcome | None]],
         settle: Callable[[Exception], Coroutine[Any, Any, None]],
         confirm: Callable[[], Coroutine[Any, Any, list[Held]]],
+        answered: Callable[[], None],
         fresh_for: float,
         failed_to_complete: Callable[[Held, str], Outcome],
         without_result: Callable[[Held, Outcome, str], Outcome | None],
@@ -161,15 +163,15 @@ class Pump:
         self._cancelled = cancelled
         self._have_been_taken, self._have_been_stored, self._hears = taken, stored, hears
         self._ready = ready
-        self._confirm = confirm
-        self._fresh_for = fresh_for
+        self._confirm, self._fresh_for = confirm, fresh_for
+        self._has_answered = answered
         self._patience = Patience(math.inf, settle)
         self._cap = 1 if slots == 1 else min(CAP, max(1, slots // 2))
         self._lanes = 1 if slots == 1 else 2
         self._ended: deque[tuple[Held, Outcome]] = deque()
         self._put_back = False  # whether one that has ended goes back to the front, because of a rate limit
         self._given_back: list[tuple[Held, Outcome]] | None = None  # gathered until all that stop have stopped
-        self._in_call: dict[str, tuple[Held, Outcome]] = {}
+        self._in_call: set[Held] = set()
         self._unanswered: list[tuple[Lane, _Ask]] = []
         self._runs: set[asyncio.Task[None]] = set()
         self._fetching = 0
@@ -207,7 +209,7 @@ class Pump:
         """Its roles, to be run as tasks: the lanes and the one that blocks on the marker."""
         if self._pool is not None:
             self._share = self._pool.join(
-                self._keys.queue, self._taken, self._wants, lambda: self._unanswered_since, self._wake_one
+                self._keys.queue, self._slots_taken, self._wants, lambda: self._unanswered_since, self._wake_one
             )
         return [*(self.lane() for _ in range(self._lanes)), self._block()]
 
@@ -337,18 +339,14 @@ class Pump:
             try:
                 turn = await self._call(lane, ask)
             except EchoMQError as error:
-                self._asked(ask, 0)
-                self._refused(ask.outcomes, error)
-                self._shares_changed()
-                self._tell_idle()
-                if not (isinstance(error, EncodingError) and ask.outcomes):  # else there is one the less to send
-                    await asyncio.sleep(_PAUSE_AFTER_ERROR)
+                await self._refused(ask, error)
                 ask = None
                 continue
             except BaseException:  # cancelled: its answer may hold jobs, so the lane that follows asks again
                 lane.step_back()
                 self._unanswered.append((lane, ask))
                 raise
+            self._has_answered()
             self._asked(ask, len(turn.jobs) + len(turn.dropped))
             try:
                 stored, late = self._stored(ask.outcomes, turn)
@@ -396,8 +394,7 @@ class Pump:
             self._shares_changed()  # the slots of these are free
         if not outcomes and not count:
             return None
-        for held, outcome in outcomes:
-            self._in_call[held.job.id + held.token] = (held, outcome)
+        self._in_call.update(held for held, _ in outcomes)
         self._fetching += count
         if count and self._share is not None and self._unanswered_since is None:
             self._unanswered_since = self._share_clock()
@@ -407,15 +404,16 @@ class Pump:
     def _wanted(self, going_anyway: bool) -> int:
         if self._gate is Gate.SHUT or (self._empty and not going_anyway):
             return 0
-        free = self._slots - self._taken()
+        # Not more at once than there are slots, and outcomes that wait: while the server is away, no pile of these is to grow.
+        free = self._slots - self._slots_taken() - len(self._ended)
         if asyncio.get_running_loop().time() < self._held_until:
             # Nothing will come; but one that stops when nothing waits has to know that nothing does.
             return 1 if self._stop_when_empty and free > 0 and not self._fetching else 0
         wanted = max(0, min(free, self._cap, self._ramp - self._fetching))
         return wanted if self._share is None else self._share.grant(wanted)
 
-    def _taken(self) -> int:
-        return self.handlers + self._fetching + len(self._ended)
+    def _slots_taken(self) -> int:
+        return self.handlers + self._fetching
 
     # -- slots that are shared -------------------------------------------------------------------------------------------
 
@@ -448,7 +446,7 @@ class Pump:
             if code == codes.LOCK_GONE:
                 late.append((held, outcome))
                 continue
-            self._in_call.pop(held.job.id + held.token, None)
+            self._in_call.discard(held)
             if codes.is_stored(code):
                 self._table.drop(held)
                 stored.append((held, outcome))
@@ -488,7 +486,7 @@ class Pump:
         lost = await self._confirm()
         ours = set(self._table.all()).difference(lost)
         for held, outcome in late:
-            self._in_call.pop(held.job.id + held.token, None)
+            self._in_call.discard(held)
             if held in ours:
                 self._ended.append((held, outcome))
             else:
@@ -521,14 +519,24 @@ class Pump:
             extra=about(self._keys.queue, held.job.id, held.job.name),
         )
 
-    def _refused(self, outcomes: list[tuple[Held, Outcome]], error: EchoMQError) -> None:
+    async def _refused(self, ask: _Ask, error: EchoMQError) -> None:
         """The server refused the whole call, so nothing has changed: all outcomes wait for the next one."""
+        if isinstance(error, ServerError):
+            self._has_answered()
+        self._asked(ask, 0)
         self._ramp = 1
         self._complain(error)
-        if isinstance(error, EncodingError) and outcomes:
-            self._without_culprit(outcomes, error)
+        if isinstance(error, EncodingError) and ask.outcomes:
+            pause = 0.0  # there is one the less to send
+            self._without_culprit(ask.outcomes, error)
         else:
-            self._take_back(outcomes)
+            pause = _PAUSE_AFTER_ERROR
+            self._take_back(ask.outcomes)
+        self._shares_changed()
+        self._tell_idle()
+        await asyncio.sleep(pause)
+        if ask.wanted:
+            self._look_again()  # a fetch of the other lane may have emptied the line meanwhile, and nobody waits for more
 
     def _without_culprit(self, outcomes: list[tuple[Held, Outcome]], error: EncodingError) -> None:
         """Some outcome cannot be sent. It must not hold up the others, nor be tried for ever."""
@@ -536,7 +544,7 @@ class Pump:
             outcomes = sorted(outcomes, key=lambda pair: pair[1].size)
             self._take_back(outcomes[:-1])
         held, outcome = outcomes[-1]
-        self._in_call.pop(held.job.id + held.token, None)
+        self._in_call.discard(held)
         other = self._without_result(held, outcome, str(error))
         if other is not None:
             self._ended.append((held, other))
@@ -561,7 +569,8 @@ class Pump:
 
     def _take_back(self, outcomes: list[tuple[Held, Outcome]]) -> None:
         for held, outcome in reversed(outcomes):
-            if self._in_call.pop(held.job.id + held.token, None) is not None:
+            if held in self._in_call:
+                self._in_call.discard(held)
                 self._ended.appendleft((held, outcome))
 
     def _take_in(self, turn: Turn, before: float) -> list[Held]:
@@ -861,7 +870,7 @@ class Pump:
         if now < self._held_until:
             return True
         # Where others may hold all slots, it has to know that jobs have come, or it would not ask for the next slot.
-        return self._empty and (self._share is not None or self._slots > self.handlers + self._fetching)
+        return self._empty and (self._share is not None or self._slots > self._slots_taken())
 
     async def _limit_changes(self, seconds: float) -> None:
         """Sleeps while a rate limit lasts, and has a lane look when one of the queue's limits has been changed meanwhile."""
@@ -879,7 +888,7 @@ class Pump:
             await self.pass_marker_on()  # another worker may have a slot now; this one asks for the next of its pool
             self._look_again()
             return
-        if self._gate is Gate.SHUT or self._slots <= self.handlers + self._fetching:
+        if self._gate is Gate.SHUT or self._slots <= self._slots_taken():
             await self.pass_marker_on()  # our slots have filled meanwhile: the marker is another's
             return
         if member == b"1" and self._server_offset is not None:
