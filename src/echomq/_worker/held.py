@@ -45,7 +45,6 @@ class Held:
         task: the run, while it goes on.
         thread: the handler's function where it runs in a thread; past a timeout it goes on when the run has ended.
         kill: ends the handler at once and for certain, where it runs in a process of its own; None everywhere else.
-        reason: why it was told to stop.
         cancel_reason: why it is to end as cancelled, if somebody has asked for that.
         told: whether its handler was told of that.
         end: what its handler returned, or raised, where hooks are told of that.
@@ -66,7 +65,6 @@ class Held:
         "kill",
         "max_bytes",
         "outcome",
-        "reason",
         "renewed_at",
         "retry_policy",
         "task",
@@ -93,7 +91,6 @@ class Held:
         self.task: asyncio.Task[None] | None = None
         self.thread: asyncio.Future[Any] | None = None
         self.kill: Callable[[], None] | None = None
-        self.reason = ""
         self.cancel_reason: str | None = None
         self.told = False
         self.end: tuple[Any, BaseException | None] | None = None
@@ -108,7 +105,7 @@ class Held:
     def stop(self, reason: str, hold: Hold) -> None:
         """Tells the handler to stop; one in a process of its own is killed. For the event loop's thread."""
         if self.hold is Hold.RUNNING or hold is Hold.LOST:
-            self.hold, self.reason = hold, reason
+            self.hold = hold
         if self.cancelled is not None:
             self.cancelled.set()
         if self.kill is not None:
@@ -141,9 +138,6 @@ class HeldTable:
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._held: dict[str, Held] = {}
-
-    def __len__(self) -> int:
-        return len(self._held)
 
     def add(self, fetched: Iterable[Held]) -> list[Held]:
         """Takes jobs in. Returns former runs of the same jobs, which are not in the table any more."""

@@ -94,8 +94,8 @@ class Keeper:
         self._stop.set()
         self._link.close()
         if self._thread is not None:
-            # It is bound by its deadlines, and harmless: a name lookup that does not end is not waited for. (Not by way of the event
-            # loop's executor, whose threads the handlers may have taken.)
+            # It is bound by its deadlines, and harmless: a name lookup that does not end is not waited for. No thread of the
+            # event loop's executor does the waiting: handlers may have taken them all.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FOR_ENDING):
                     await self._ended.wait()
