@@ -195,10 +195,13 @@ class Kit(_Ledger):
     @property
     def now(self) -> datetime:
         """The time as the server's clock has it by now: this machine's, and what ``advance`` has added."""
-        return clock.moment(self.wait(self._now()))
+        return clock.moment(self._server.portal.look(self._now()))
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """For plain tests: has an event loop in another thread carry out what is asynchronous, and gives what it returns.
+
+        Raises:
+            RuntimeError: it is called in what it carries out itself.
 
         Example:
             >>> def test_it(echomq):
@@ -343,7 +346,7 @@ class Kit(_Ledger):
         self._before = app._connection, app._queues
         app._connection, app._queues = self._connection, {}
         try:
-            self.wait(self._emptied())
+            self._server.portal.look(self._emptied())
         except BaseException:
             self.close()
             raise
@@ -351,19 +354,25 @@ class Kit(_Ledger):
 
     def close(self) -> None:
         """Gives the app back, and closes what it opened. Closing again does nothing."""
+        if self._own_server:
+            self._server.check_can_close()
         before, self._before = self._before, None
         if before is None or self._connection is None:
             return
         self.app._connection, self.app._queues = before
-        self._connection.close_everywhere()
-        if self._own_server:
-            self._server.close()
+        try:
+            self._connection.close_everywhere()
+        finally:
+            if self._own_server:
+                self._server.close()
 
     async def rest(self) -> None:
         """Closes what is open in this event loop, before it ends. What the app is asked afterwards opens it anew."""
         if self._before is not None and self._connection is not None:
-            await self.app.close()
-            await self._connection.close_here()
+            try:
+                await self.app.close()
+            finally:
+                await self._connection.close_here()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -382,8 +391,10 @@ class Kit(_Ledger):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         __tracebackhide__ = True
-        await self.rest()
-        self.close()
+        try:
+            await self.rest()
+        finally:
+            self.close()
         self._check_calls(error)
 
     def _check_calls(self, error: BaseException | None) -> None:
@@ -407,7 +418,7 @@ class Kit(_Ledger):
         )
 
     def _every(self) -> list[Job[Any]]:
-        return self.wait(self._read())
+        return self._server.portal.look(self._read())
 
     async def _read(self) -> list[Job[Any]]:
         app, found = self.app, []
@@ -453,15 +464,19 @@ class Inline(Kit):
 
     async def rest(self) -> None:
         """Ends the workers of this event loop and closes what is open in it, before it ends."""
-        await self._crews.close_here()
-        await super().rest()
+        try:
+            await self._crews.close_here()
+        finally:
+            await super().rest()
 
     def close(self) -> None:
         """Gives the app back, and closes what it opened. Closing again does nothing."""
-        for loop in self._crews.loops():
-            finish(loop, self._crews.close_here)
-        self.app._queue_type = Queue
-        super().close()
+        try:
+            for loop in self._crews.loops():
+                finish(loop, self._crews.close_here)
+        finally:
+            self.app._queue_type = Queue
+            super().close()
 
 
 def inline(app: EchoMQ, server: Server | None = None, *, patience: Duration = _PATIENCE) -> Inline:

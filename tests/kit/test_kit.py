@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import unittest
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from typing import Any
 
 import pytest
 
 from echomq import Backoff, EchoMQ, InvalidOption, Job, JobFailed, Queue, ResultTimeout, UnsupportedServer, Worker
-from echomq.testing import Kit, NotSettled, Server, on_server
+from echomq.testing import Kit, NotSettled, Server, inline, on_server
 
 app = EchoMQ("redis://127.0.0.1:1")  # where nobody listens: nothing may connect to it
 
@@ -219,6 +219,76 @@ def test_plain_tests_wait(throw_away: Server) -> None:
         assert len(kit.wait(kit.run_until_drained())) == 2
         assert kit.wait(job.result()) == "7 in redis"
         assert asyncio.run(rested(kit)) == "9 in redis"
+
+
+def test_what_a_plain_test_has_carried_out_may_look_and_not_wait(throw_away: Server) -> None:
+    with on_server(app, throw_away) as kit:
+
+        async def scenario() -> None:
+            await receipt.enqueue(7, kit.now)
+            kit.assert_enqueued(receipt, {"learner": 7}, count=1)
+            assert len(kit.left()) == 1
+            with pytest.raises(RuntimeError, match=r"wait\(…\) of the testing kit .* would wait for itself .* `await`"):
+                kit.wait(kit.run_until_drained())
+            with pytest.raises(RuntimeError, match=r"close\(\) .* close it afterwards"):
+                throw_away.close()
+            await kit.run_until_drained()
+            assert kit.left() == []
+            other = EchoMQ("redis://127.0.0.1:1")
+            with on_server(other, throw_away) as inner:
+                assert inner.enqueued() == []
+
+        kit.wait(scenario())
+        assert len(kit.enqueued()) == 1
+
+
+def test_a_kit_is_not_closed_by_what_it_carries_out() -> None:
+    before = app.connection
+    with on_server(app) as kit:
+
+        async def scenario() -> None:
+            with pytest.raises(RuntimeError, match="close it afterwards"):
+                kit.close()
+            await receipt.enqueue(7)
+
+        kit.wait(scenario())
+        assert len(kit.enqueued()) == 1
+    assert app.connection is before
+    assert "not started" in repr(kit._server)
+
+
+@pytest.mark.parametrize("make", [on_server, inline])
+async def test_an_end_that_fails_gives_the_app_back(
+    make: Callable[[EchoMQ, Server], Kit], throw_away: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail() -> None:
+        raise OSError("the end has failed")
+
+    before, type_before = app.connection, app._queue_type
+    with pytest.raises(OSError, match="the end has failed"):  # noqa: PT012
+        async with make(app, throw_away):
+            await receipt.enqueue(7)
+            monkeypatch.setattr(app, "close", fail)
+    monkeypatch.undo()
+    assert (app.connection, app._queue_type) == (before, type_before)
+    async with on_server(app, throw_away) as kit:
+        assert kit.enqueued() == []
+
+
+@pytest.mark.parametrize("make", [on_server, inline])
+def test_a_close_that_fails_gives_the_app_back(make: Callable[[EchoMQ], Kit], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("the close has failed")
+
+    before, type_before = app.connection, app._queue_type
+    kit = make(app).open()
+    receipt.sync.enqueue(7)
+    lent = kit.connection
+    monkeypatch.setattr(lent, "close_everywhere", fail)
+    with pytest.raises(OSError, match="the close has failed"):
+        kit.close()
+    assert (app.connection, app._queue_type) == (before, type_before)
+    assert "not started" in repr(kit._server)  # it has ended
 
 
 async def rested(kit: Kit) -> str:

@@ -62,8 +62,18 @@ class Server:
             number, self._lent = 1 + self._lent % _DATABASES, self._lent + 1
         return LentConnection(f"{self.url}?db={number}", self._known)
 
+    def check_can_close(self) -> None:
+        """Not for users of EchoMQ. Refuses to be closed by what it carries out itself.
+
+        Raises:
+            RuntimeError: it is so.
+        """
+        if self._portal is not None:
+            self._portal.check_is_elsewhere("close()", "close it afterwards")
+
     def close(self) -> None:
         """Ends it. Closing again does nothing."""
+        self.check_can_close()
         portal, self._portal = self._portal, None
         if portal is not None:
             portal.close()
@@ -131,14 +141,45 @@ class Portal:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="echomq-testing", daemon=True)
+        self._beside: Portal | None = None
         self._thread.start()
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What it returns or raises."""
+        """What it returns or raises.
+
+        Raises:
+            RuntimeError: it is asked for in its own thread.
+        """
+        try:
+            self.check_is_elsewhere("wait(…)", "write `await`")
+        except RuntimeError:
+            coroutine.close()
+            raise
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def look(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The same for what only looks at the server, also in its own thread: that stands still while another one looks."""
+        if threading.current_thread() is not self._thread:
+            return self.wait(coroutine)
+        if self._beside is None:
+            self._beside = Portal()
+        return self._beside.wait(coroutine)
+
+    def check_is_elsewhere(self, what: str, remedy: str) -> None:
+        """Refuses in its own thread what waits for this thread.
+
+        Raises:
+            RuntimeError: it is so.
+        """
+        if threading.current_thread() is self._thread:
+            raise RuntimeError(
+                f"{what} of the testing kit in what its wait(…) carries out would wait for itself for ever: {remedy}"
+            )
 
     def close(self) -> None:
         """Ends the thread, once what was begun there has come to its end."""
+        if self._beside is not None:
+            self._beside.close()
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(_others_end(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
