@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
@@ -21,7 +22,7 @@ django_site.set_up()
 
 from asgiref.sync import sync_to_async  # noqa: E402
 from django.core.exceptions import ImproperlyConfigured  # noqa: E402
-from django.core.management import call_command  # noqa: E402
+from django.core.management import call_command, load_command_class  # noqa: E402
 from django.core.management.base import SystemCheckError  # noqa: E402
 from django.db import OperationalError, connection, transaction  # noqa: E402
 from django.test.utils import override_settings  # noqa: E402
@@ -575,6 +576,21 @@ def test_options_of_a_backend_are_checked(project: None, options: Any, says: str
     tasks = {"default": {"BACKEND": "echomq.integrations.django.EchoMQBackend", "OPTIONS": options}}
     with override_settings(TASKS=tasks), pytest.raises(ImproperlyConfigured, match=says):
         jobs.add.enqueue(1)
+
+
+@pytest.mark.parametrize("words", [["echomq_worker"], ["echomq_outbox", "status"]])
+def test_commands_say_what_is_wrong_without_a_traceback(
+    project: None, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with override_settings(ECHOMQ={"URL": "http://x"}), pytest.raises(SystemExit) as wrong:
+        load_command_class("echomq.integrations.django", words[0]).run_from_argv(["manage.py", *words])
+    assert "(echomq.E005) ECHOMQ: the server URL 'http://x' cannot be used" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "typer", None)
+    with pytest.raises(SystemExit) as missing:
+        load_command_class("echomq.integrations.django", words[0]).run_from_argv(["manage.py", *words])
+    told = capsys.readouterr().err
+    assert told.splitlines()[-1] == "CommandError: this command needs typer: pip install 'echomq[django,cli]'"
+    assert (wrong.value.code, missing.value.code) == (1, 1)
 
 
 def test_migration_has_what_the_model_has(project: None) -> None:

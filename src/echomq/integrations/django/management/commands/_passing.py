@@ -9,7 +9,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, SystemCheckError
 
 TARGET: Final = "echomq.integrations.django.worker"
 _OF_DJANGO: Final = ("--settings", "--pythonpath")
@@ -28,24 +28,31 @@ class PassingOn(BaseCommand):
     def run_from_argv(self, argv: list[str]) -> None:
         """Called by ``manage.py``, which has read the options of Django's own by now."""
         given = _without_djangos(argv[2:])
-        if "--skip-checks" in given:
-            given.remove("--skip-checks")
-        elif "--help" not in given:
-            self.check()
-        self._run(given)
+        try:
+            if "--skip-checks" in given:
+                given.remove("--skip-checks")
+            elif "--help" not in given:
+                self.check()
+            self._run(given)
+        except SystemCheckError as error:
+            self.stderr.write(str(error), lambda text: text)  # which is coloured already
+            sys.exit(error.returncode)
+        except CommandError as error:
+            self.stderr.write(f"CommandError: {error}")
+            sys.exit(error.returncode)
 
     def handle(self, *args: Any, **options: Any) -> str | None:
         """Called by ``call_command``."""
         self._run([*args, *options.get("words", ())])
 
     def _run(self, given: Sequence[str]) -> NoReturn:
-        # For the processes that it starts: they import what this one imports.
-        os.environ["PYTHONPATH"] = os.pathsep.join(path for path in (sys.path[0], os.environ.get("PYTHONPATH")) if path)
-        sys.argv = ["echomq", *self.words(given)]
         try:
             import typer as typer
         except ModuleNotFoundError as error:
             raise CommandError(f"this command needs {error.name}: pip install 'echomq[django,cli]'") from None
+        # For the processes that it starts: they import what this one imports.
+        os.environ["PYTHONPATH"] = os.pathsep.join(path for path in (sys.path[0], os.environ.get("PYTHONPATH")) if path)
+        sys.argv = ["echomq", *self.words(given)]
         runpy.run_module("echomq.cli", run_name="__main__", alter_sys=False)
         raise SystemExit(0)
 
