@@ -334,7 +334,7 @@ class Queue:
             >>> await queue.counts("waiting", "failed")
             {'waiting': 3, 'failed': 0}
         """
-        _check_states(states)
+        check_states(states)
         found = await read.counts(self._home.line, states or JOB_STATES)
         if self._home.telemetry is not None:
             self._home.telemetry.counted(self._home.keys.protocol_name, read.as_stored(found))
@@ -369,7 +369,7 @@ class Queue:
             >>> async for job in queue.jobs("failed", newest_first=True):
             ...     print(job.id, job.failed_reason)
         """
-        _check_states(states)
+        check_states(states)
         check_truth(newest_first, "newest_first")
         seen: set[str] = set()
         for state in dict.fromkeys(states or JOB_STATES):
@@ -407,7 +407,7 @@ class Queue:
             >>> if page.cursor is not None:
             ...     page = await queue.page("failed", cursor=page.cursor, limit=20, newest_first=True)
         """
-        _check_states((state,))
+        check_states((state,))
         check_whole(limit, "limit", least=1, most=_LARGEST_PAGE)
         check_truth(newest_first, "newest_first")
         found = await read.page(self._home.line, state, cursor, limit, newest_first=newest_first)
@@ -822,7 +822,7 @@ def _check_unicode(value: object, what: str) -> None:
         raise InvalidOption(f"{what}: holds a lone surrogate, which has no UTF-8 form; remove it") from None
 
 
-def _check_states(states: Iterable[JobState]) -> None:
+def check_states(states: Iterable[JobState]) -> None:
     for state in states:
         if state not in JOB_STATES:
             raise InvalidOption(f"state {shown(state)}: must be one of {', '.join(JOB_STATES)}")

@@ -7,7 +7,7 @@ arguments, returns the same and raises the same. Any number of threads may call 
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, ParamSpec, Self, TypeVar
 
@@ -19,7 +19,7 @@ from echomq._telemetry import TelemetryOption
 from echomq.connection import Connection
 from echomq.errors import InvalidOption
 from echomq.job import Job, JobRecord, StopFlag
-from echomq.models import Explanation, Healed, JobState, Logs, MetricsSeries, ScheduleInfo, WorkerInfo
+from echomq.models import JOB_STATES, Explanation, Healed, JobState, Logs, MetricsSeries, ScheduleInfo, WorkerInfo
 from echomq.options import (
     JSON,
     MAX_BYTES,
@@ -36,7 +36,7 @@ from echomq.options import (
     OnProgress,
     Unset,
 )
-from echomq.queue import DeadLetterQueue, Page, Queue
+from echomq.queue import DeadLetterQueue, Page, Queue, check_states
 from echomq.queue_admin import Cleanable, Ended, QueueAdmin
 from echomq.scheduler import JobScheduler
 
@@ -356,10 +356,17 @@ class SyncQueue:
 
     def jobs(self, *states: JobState, newest_first: bool = False) -> Iterator[SyncJob[Any]]:
         """The jobs in these states, or, without an argument, in each state. As ``Queue.jobs``."""
-        found = self._queue.jobs(*states, newest_first=newest_first)
-        while some := self._portal.call(_next_of, found):
-            for job in some:
-                yield SyncJob(job)
+        check_states(states)
+        seen: set[str] = set()
+        for state in dict.fromkeys(states or JOB_STATES):
+            cursor, more = None, True
+            while more:
+                page = self.page(state, cursor=cursor, newest_first=newest_first)
+                for job in page.jobs:
+                    if job.id not in seen:
+                        seen.add(job.id)
+                        yield job
+                cursor, more = page.cursor, page.cursor is not None
 
     def page(
         self, state: JobState, *, cursor: str | None = None, limit: int = _PAGE, newest_first: bool = False
@@ -689,13 +696,3 @@ class SyncJobScheduler:
     def run_now(self, schedule_id: str) -> SyncJob[Any]:
         """Adds a job of the schedule's template, to run at once. As ``JobScheduler.run_now``."""
         return SyncJob(self._portal.call(self._scheduler.run_now, schedule_id))
-
-
-async def _next_of(jobs: AsyncIterator[Job[Any]]) -> list[Job[Any]]:
-    """As many as come with one page; none at the end."""
-    some: list[Job[Any]] = []
-    async for job in jobs:
-        some.append(job)
-        if len(some) == _PAGE:
-            break
-    return some

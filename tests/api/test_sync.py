@@ -186,6 +186,23 @@ def test_many_jobs_come_one_after_the_other(queue: SyncQueue) -> None:
     assert next(queue.jobs("failed"), None) is None
 
 
+def test_jobs_of_a_queue_that_is_closed_meanwhile_do_not_just_end(app: EchoMQ, queue: SyncQueue) -> None:
+    for one, close in ((queue, queue.close), (app.sync.queue("letters"), app.sync.close)):
+        one.add_bulk(JobSpec("print", number) for number in range(250))
+        jobs = one.jobs("waiting")
+        first = next(jobs)
+        close()
+        with pytest.raises(RuntimeError, match="is closed"):
+            list(jobs)
+        assert first.data == 0
+
+
+def test_jobs_of_a_state_that_there_is_not_are_refused_before_anything_is_read(queue: SyncQueue) -> None:
+    queue.add("print", 1)
+    with pytest.raises(InvalidOption, match="nowhere"):
+        next(queue.jobs("waiting", "nowhere"))  # type: ignore[arg-type]
+
+
 def test_every_verb_of_a_job(queue: SyncQueue) -> None:
     job = queue.add("print", {"page": 1}, delay=60, deduplication="page-1")
     job.change_delay(30)
