@@ -19,8 +19,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from echomq._redis.embedded import EmbeddedServer, join, join_async, member, places, start, status, stop
-from echomq._redis.embedded.keeper import Refused, ask, health, is_held
+from echomq._redis.embedded import EmbeddedServer, join, join_async, keeper, member, places, start, status, stop
+from echomq._redis.embedded.control import user_pids
+from echomq._redis.embedded.keeper import Refused, ask, health, is_held, pid_in
 from echomq.errors import InvalidOption, ServerUnavailable, UnsupportedServer
 from tests.support.processes import assert_no_processes, processes_of
 from tests.support.server import binary
@@ -502,6 +503,82 @@ async def test_joining_in_an_event_loop_and_being_cancelled_leaves_no_share() ->
         with pytest.raises(asyncio.CancelledError):
             await joining
     await wait_until(lambda: not status("orders").in_use)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "asyncio.run(join_async('orders'))",
+        "asyncio.run(Queue('seats', connection='embedded://orders').counts())",
+        "SyncQueue('seats', connection='embedded://orders').counts()",
+    ],
+)
+async def test_ctrl_c_ends_the_wait_for_a_server_that_does_not_answer(home: Path, wait: str) -> None:
+    with join("orders") as server:
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGSTOP)
+        program = f"import asyncio\nfrom echomq import Queue, SyncQueue\nfrom {member.__name__} import join_async\n{wait}"
+        process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE)
+        try:
+            await wait_until(lambda: process.pid in (user_pids(home / "orders") or []))
+            process.send_signal(signal.SIGINT)
+            began = time.monotonic()
+            _, said = process.communicate(timeout=member.ANSWER_LIMIT)
+            assert b"KeyboardInterrupt" in said
+            assert time.monotonic() - began < member.ANSWER_LIMIT / 2
+        finally:
+            process.kill()
+            process.communicate()
+            os.kill(server.pid, signal.SIGCONT)
+
+
+async def test_leaving_while_another_task_looks_after_the_server_ends_the_look() -> None:
+    with join("orders") as server:
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            looking = asyncio.create_task(server.ensure_async())
+            await asyncio.sleep(0)
+            server.close()
+            with pytest.raises(ServerUnavailable, match="was left"):
+                await asyncio.wait_for(looking, member.ANSWER_LIMIT / 2)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+
+
+def test_a_user_that_cannot_say_so_is_none(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with join("orders"):
+        pass
+    monkeypatch.setattr(member, "ROUND_LIMIT", 0.1)
+    with keeper.lock(str(home / "orders"), "users") as users:
+        assert users.wait(10)
+        with pytest.raises(ServerUnavailable, match="users"):
+            join("orders")
+
+
+def test_a_process_with_many_open_files_may_use_one() -> None:
+    program = (
+        "import os, resource\n"
+        "most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))\n"
+        "held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]\n"
+        "from echomq import SyncQueue\n"
+        "SyncQueue('seats', connection='embedded://orders').counts()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+async def test_stopping_one_whose_keeper_has_just_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(folder: str, name: str) -> int:
+        kill(pid_in(folder, name))
+        other = subprocess.Popen(["true"])
+        other.wait()
+        return other.pid
+
+    with join("orders"):
+        monkeypatch.setattr(keeper, "pid_in", ended)
+        assert stop("orders", force=True) == "stopped"
 
 
 async def test_started_by_hand_it_runs_without_users_until_it_is_stopped(home: Path) -> None:

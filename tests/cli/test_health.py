@@ -96,9 +96,13 @@ def start(tmp_path: Path, server: Server) -> Iterator[Start]:
         print(one.log.read_text())  # noqa: T201 - pytest shows it with a failure
 
 
-def health(*words: str) -> subprocess.CompletedProcess[str]:
+def health(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "echomq.cli", "health", *words], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "echomq.cli", "health", *words],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -170,6 +174,8 @@ async def test_the_command(start: Start) -> None:
     shown = health("--port", port)
     assert shown.returncode == 0
     assert shown.stdout.startswith("ok\nPID ")
+    shown = health("--port", port, http_proxy="http://127.0.0.1:1", no_proxy="", NO_PROXY="")
+    assert shown.returncode == 0, shown.stderr
     shown = health(f"http://{host}:{port}/", "--live", "--json")
     assert shown.returncode == 0
     assert json.loads(shown.stdout)["status"] == "ok"

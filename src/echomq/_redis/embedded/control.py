@@ -7,7 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -156,7 +156,8 @@ def stop(name: str = "default", *, force: bool = False) -> Ending:
     # The keeper stops an unused server by itself; a signal stops a used one.
     pid = keeper.pid_in(str(folder), "keeper")
     if force and pid is not None:
-        os.kill(pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, signal.SIGTERM)
     return _wait_for_end(name, folder, force=force)
 
 

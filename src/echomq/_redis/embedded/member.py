@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import logging
 import os
 import select
 import subprocess
 import sys
+import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import Literal, Self, TypeVar, get_args
 
 from echomq._redis.embedded import keeper, places
 from echomq._redis.embedded.binary import Binary, check_can_read, find
@@ -42,6 +45,8 @@ STARTS = 3
 
 _log = logging.getLogger("echomq")
 
+T = TypeVar("T")
+
 
 def join(name: str = "default", *, fsync: Fsync = "everysec") -> EmbeddedServer:
     """Use the embedded server of this name: start it, or join the processes that use it already.
@@ -64,6 +69,10 @@ def join(name: str = "default", *, fsync: Fsync = "everysec") -> EmbeddedServer:
         ...     print(server.url)
         unix:///run/user/1000/echomq/orders-5f2c9d1e08a7b364.sock
     """
+    return _joined(name, fsync, threading.Event())
+
+
+def _joined(name: str, fsync: Fsync, left: threading.Event) -> EmbeddedServer:
     if fsync not in get_args(Fsync):
         raise InvalidOption(f"fsync {fsync!r}: data is forced to disk 'everysec' or 'always'; choose one of them")
     if name == places.MEMORY:
@@ -72,19 +81,19 @@ def join(name: str = "default", *, fsync: Fsync = "everysec") -> EmbeddedServer:
     else:
         folder = places.data_folder(name)
         places.make_data_folder(folder)
-    server = EmbeddedServer(name, folder, fsync)
+    server = EmbeddedServer(name, folder, fsync, left)
     server._join()
     return server
 
 
 async def join_async(name: str = "default", *, fsync: Fsync = "everysec") -> EmbeddedServer:
     """`join` without blocking the event loop. If the caller is cancelled meanwhile, the server is left again."""
-    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="echomq-join")
-    joining = pool.submit(join, name, fsync=fsync)
-    pool.shutdown(wait=False)  # the thread ends with its one task
+    left = threading.Event()
+    joining = _in_thread(functools.partial(_joined, name, fsync, left))
     try:
         return await asyncio.wrap_future(joining)
     except asyncio.CancelledError:
+        left.set()
         joining.add_done_callback(_leave_again)  # in the thread: the loop may be gone by then
         raise
 
@@ -92,6 +101,27 @@ async def join_async(name: str = "default", *, fsync: Fsync = "everysec") -> Emb
 def _leave_again(joining: Future[EmbeddedServer]) -> None:
     if not joining.cancelled() and joining.exception() is None:
         joining.result().close()
+
+
+def _in_thread(work: Callable[[], T]) -> Future[T]:
+    """Does it in a thread for which the interpreter does not wait at its end, as it would for one of an executor.
+
+    A server may take half an hour to read its data; and whoever ends while it joins leaves nothing.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            found = work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(found)
+
+    threading.Thread(target=run, name="echomq embedded", daemon=True).start()
+    return future
 
 
 class EmbeddedServer:
@@ -106,11 +136,12 @@ class EmbeddedServer:
         url: the same as a URL, ``unix:///…``. It stays the same when the server is restarted.
     """
 
-    def __init__(self, name: str, path: Path, fsync: Fsync) -> None:
+    def __init__(self, name: str, path: Path, fsync: Fsync, left: threading.Event) -> None:
         self.name = name
         self.path = path
         self.socket = ""
         self._fsync = fsync
+        self._left = left
         self._users: FileLock | None = None
 
     @property
@@ -124,6 +155,7 @@ class EmbeddedServer:
 
     def close(self) -> None:
         """Leave the server; the last user's leaving stops it, about a second later. Leaving twice does nothing."""
+        self._left.set()
         if self._users is not None:
             self._users.close()
 
@@ -138,7 +170,7 @@ class EmbeddedServer:
 
     async def ensure_async(self) -> None:
         """`ensure` without blocking the event loop."""
-        await asyncio.to_thread(self.ensure)
+        await asyncio.wrap_future(_in_thread(self.ensure))
 
     def __enter__(self) -> Self:
         return self
@@ -200,7 +232,11 @@ class EmbeddedServer:
                 )
             if self._users is None:
                 self._users = keeper.lock(folder, "users")
-                self._users.wait(ROUND_LIMIT, shared=True)
+                if not self._users.wait(ROUND_LIMIT, shared=True):
+                    raise ServerUnavailable(
+                        f"another process has held {self._users.path} for {ROUND_LIMIT:.0f} seconds, so this one cannot say that "
+                        f"it uses the embedded server {self.name!r}; end that process"
+                    )
             if keeper.is_held(folder, "keeper"):
                 running = read_record(self.path)
                 if running is None:
@@ -270,15 +306,19 @@ class EmbeddedServer:
                     f"the embedded server {self.name!r} at {self.socket} does not answer: it has been {state} for "
                     f"{now - began:.0f} seconds; see `echomq server status {self.name}` and {self.path / 'server.log'}"
                 )
+            if self._left.is_set():
+                raise ServerUnavailable(f"the embedded server {self.name!r} was left while it started")
             if report is None:
-                time.sleep(pause)
+                self._left.wait(pause)
                 if pause >= 0.05 and not self._has_keeper():
                     return False
             pause = min(pause * 1.5, 0.05)
 
     def _keeper_says(self, report: int, seconds: float) -> bool | None:
         """Wait a moment for the keeper's word: the server is ready, or (False) the keeper died. Raises if it failed."""
-        if not select.select([report], [], [], seconds)[0]:
+        poll = select.poll()  # select() refuses descriptors from 1,024 on
+        poll.register(report, select.POLLIN)
+        if not poll.poll(seconds * 1000):
             return None
         text = os.read(report, 8192).decode(errors="replace")
         if text.startswith("failed "):
