@@ -417,6 +417,16 @@ def _target(url: str) -> Settings | _Embedded:
     return _Embedded(name, fsync)
 
 
+def join_embedded(url: str) -> EmbeddedServer | None:
+    """Joins the embedded server that the URL names, as a process that uses it; None if the URL is that of another server.
+
+    Raises:
+        InvalidOption: it is no URL of a server. UnsupportedServer, ServerUnavailable: the embedded server cannot be started.
+    """
+    target = _target(url)
+    return join(target.name, fsync=target.fsync) if isinstance(target, _Embedded) else None  # type: ignore[arg-type]
+
+
 def _positive(value: Duration, name: str) -> float:
     if value == math.inf:
         return math.inf

@@ -823,6 +823,7 @@ def _check_unicode(value: object, what: str) -> None:
 
 
 def check_states(states: Iterable[JobState]) -> None:
+    """Refuses a state that there is not."""
     for state in states:
         if state not in JOB_STATES:
             raise InvalidOption(f"state {shown(state)}: must be one of {', '.join(JOB_STATES)}")

@@ -517,7 +517,9 @@ async def test_ctrl_c_ends_the_wait_for_a_server_that_does_not_answer(home: Path
     with join("orders") as server:
         assert server.pid is not None
         os.kill(server.pid, signal.SIGSTOP)
-        program = f"import asyncio\nfrom echomq import Queue, SyncQueue\nfrom {member.__name__} import join_async\n{wait}"
+        program = (
+            f"import asyncio\nfrom echomq import Queue, SyncQueue\nfrom {member.__name__} import join_async\n{wait}"
+        )
         process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE)
         try:
             await wait_until(lambda: process.pid in (user_pids(home / "orders") or []))

@@ -64,6 +64,15 @@ def test_a_roster_and_a_server_of_the_user(server: Server, tmp_path: Path) -> No
     assert server.cli("KEYS", "*") == [b"mine"]
 
 
+def test_an_embedded_server_without_a_name_is_the_default_one(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("learner,course,seats\n1,redis,2\n")
+    home = tmp_path / "home"
+    words = ("--input", str(path), "--url", "embedded://", "--workers", "1", "--kills", "0")
+    assert run_json(*words, ECHOMQ_HOME=str(home))["clean"]
+    assert [folder.name for folder in home.iterdir()] == ["default"]
+
+
 @contextmanager
 def running(*words: str) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
     """A demo that has just frozen a worker, and its processes."""

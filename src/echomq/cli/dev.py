@@ -12,13 +12,14 @@ from typing import Annotated, Final
 import typer
 
 from echomq import Connection, EchoMQError
-from echomq._redis import embedded
+from echomq._redis.embedded import EmbeddedServer
 from echomq._redis.embedded.places import MEMORY
 from echomq.cli._logs import LogFormat, log_to_stderr
 from echomq.cli.worker import run_anew
 from echomq.cli.worker.announce import Announcer, let_no_stream_decide
 from echomq.cli.worker.state import WorkerState
 from echomq.cli.worker.target import refuse
+from echomq.connection import join_embedded
 
 SERVER: Final = "embedded://dev"
 _EMBEDDED: Final = "embedded://"
@@ -110,7 +111,7 @@ class _Announcer(Announcer):
     def __init__(self, looks: bool) -> None:
         super().__init__(None, False, LogFormat.short)
         self._looks = looks
-        self._member: embedded.EmbeddedServer | None = None
+        self._member: EmbeddedServer | None = None
         self.url: str | None = None
 
     def ready(self, workers: Sequence[WorkerState]) -> None:
@@ -125,10 +126,9 @@ class _Announcer(Announcer):
 
     def keep(self, url: str) -> None:
         """Has the server of this URL run on, if it is an embedded one."""
-        if self._member is None and url.startswith(_EMBEDDED):
-            name = url.removeprefix(_EMBEDDED).partition("?")[0]
-            self._member = embedded.join(name or "default")
-            self.url = self._member.url if name == MEMORY else None
+        if self._member is None and (member := join_embedded(url)) is not None:
+            self._member = member
+            self.url = member.url if member.name == MEMORY else None
 
     def close(self) -> None:
         """Lets go of it."""

@@ -8,11 +8,11 @@ import random
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import TypeVar
 
 from rich.markup import escape
 
@@ -26,10 +26,13 @@ from echomq.cli._demo.crew import TICK, Crew
 from echomq.cli._demo.naive import NaiveQueue
 from echomq.cli._demo.story import Story
 from echomq.cli._remove import remove_queue
+from echomq.connection import join_embedded
 from echomq.errors import EchoMQError
 from portal import make_roster, roster
 from portal.seats import Audit, Seats
 from portal.worker import CONCURRENCY, LOCK_DURATION, MAX_STALLED_COUNT, PACE, STALLED_INTERVAL
+
+T = TypeVar("T")
 
 _PATIENCE = 60.0
 """Seconds without a job finished after which the demo ends, and its audit says what is missing."""
@@ -179,17 +182,15 @@ def read_roster(wish: Wish) -> roster.Roster:
 @contextmanager
 def _server(url: str | None, folder: Path) -> Iterator[str]:
     """A URL that every process can use: of a server of the demo's own, or of the one that the user named."""
-    if url is not None and not url.startswith("embedded:"):
-        yield url
-        return
     if url is not None:
-        with _join(_embedded_name(url)) as server:
-            yield server.url
+        theirs = _joined(join_embedded, url)
+        with nullcontext() if theirs is None else theirs:
+            yield url if theirs is None else theirs.url
         return
     before = os.environ.get("ECHOMQ_HOME")
     os.environ["ECHOMQ_HOME"] = str(folder)
     try:
-        with _join("demo") as server:
+        with _joined(embedded.join, "demo") as server:
             try:
                 yield server.url
             finally:
@@ -201,17 +202,9 @@ def _server(url: str | None, folder: Path) -> Iterator[str]:
             os.environ["ECHOMQ_HOME"] = before
 
 
-def _embedded_name(url: str) -> str:
+def _joined(join: Callable[[str], T], name: str) -> T:
     try:
-        Connection(url)  # says what is wrong with it
-    except EchoMQError as error:
-        raise CannotStart(str(error)) from error
-    return urlsplit(url).netloc
-
-
-def _join(name: str) -> embedded.EmbeddedServer:
-    try:
-        return embedded.join(name)
+        return join(name)
     except EchoMQError as error:
         raise CannotStart(str(error)) from error
 
