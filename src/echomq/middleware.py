@@ -35,8 +35,9 @@ class Middleware:
     """What stands around the jobs of an app's tasks. Make a subclass with some of these methods, and give it to the app.
 
     The first of several is the outermost: its ``before`` comes first, its ``after`` last. What they raise, except ``after``,
-    is as if the function had raised it. They run in the event loop, whatever the task runs in, so they must not block; the
-    time that they take counts towards the task's ``timeout``.
+    is as if the function had raised it. They run in the event loop, whatever the task runs in, so they must not block. The
+    time that they take counts towards the task's ``timeout``; but that of a task with ``process=True`` bounds its function
+    alone, since it counts from when a process has it.
 
     Example:
         >>> class Timing(Middleware):

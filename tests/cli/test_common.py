@@ -23,17 +23,33 @@ async def test_no_server_is_one_line_and_the_timeout_says_how_long_to_try() -> N
     assert line.startswith("echomq queue list: ")
 
 
-async def test_a_server_that_does_not_answer_is_given_up_in_time(make_server: Callable[..., Server]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["queue", "pause", "orders"],
+        ["job", "wait", "orders", "17"],
+        ["top", "--once", "--interval", "0.1"],
+        ["top", "orders", "--json", "--interval", "0.1"],
+    ],
+)
+async def test_a_server_that_does_not_answer_is_given_up_in_time(
+    make_server: Callable[..., Server], words: list[str]
+) -> None:
     server = make_server()
     server.pause()
     try:
-        shown = await echomq("queue", "pause", "orders", "--timeout", "0.5", url=server.url)
+        shown = await echomq(*words, "--timeout", "0.5", url=server.url)
     finally:
         server.resume()
     assert shown.code == 4
-    assert shown.err == (
-        "echomq queue pause: not done within 500 ms (--timeout); what was sent may still be carried out\n"
-    )
+    what = " ".join(word for word in words[:2] if word not in ("--once", "orders"))
+    assert shown.err == (f"echomq {what}: not done within 500 ms (--timeout); what was sent may still be carried out\n")
+
+
+async def test_one_frame_takes_longer_than_the_time_between_its_looks(url: str) -> None:
+    shown = await echomq("top", "--once", "--timeout", "1", url=url)
+    assert (shown.code, shown.out) == (2, "")
+    assert "--timeout 1: one frame takes two looks, 2 s apart" in shown.err
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, Concatenate, Final, NoReturn, ParamSpec, get_type_hints
 
@@ -136,9 +136,8 @@ def command(
         def run(**given: Any) -> None:
             common = {option: given.pop(option) for option in _COMMON}
             connection = functools.partial(_connection, common["url"], common["timeout"], patience)
-            limit = common["timeout"] if is_timed else None
             raise typer.Exit(
-                _run(f"echomq {path}", functools.partial(_in_time, work, given, connection, limit, common))
+                _run(f"echomq {path}", functools.partial(_carry_out, work, given, connection, is_timed, common))
             )
 
         del run.__wrapped__  # Typer would ask it for its parameters
@@ -187,24 +186,18 @@ def _connection(url: str | None, timeout: float | None, patience: float) -> Conn
     return Connection(url, wait=timeout * 0.9, call_timeout=timeout + 1, connect_timeout=timeout + 1)
 
 
-async def _in_time(
+async def _carry_out(
     work: Callable[..., Coroutine[Any, Any, None]],
     given: dict[str, Any],
     connect: Callable[[], Connection],
-    limit: float | None,
+    is_timed: bool,
     common: dict[str, Any],
 ) -> None:
     async with connect() as connection:
         shell = Shell(connection, **{option: common[option] for option in ("prefix", "hash_tag", "timeout", "as_json")})
         try:
-            async with asyncio.timeout(limit) as timer:
+            async with shell.in_time() if is_timed else contextlib.nullcontext():
                 await work(shell, **given)
-        except TimeoutError:
-            if not timer.expired():
-                raise
-            raise TimeIsUp(
-                f"not done within {_text.duration(limit or 0)} (--timeout); what was sent may still be carried out"
-            ) from None
         finally:
             await shell.close()
 
@@ -252,6 +245,23 @@ class Shell:
         self.timeout: float | None = timeout
         self.as_json: bool = as_json
         self._queues: list[Queue] = []
+
+    @contextlib.asynccontextmanager
+    async def in_time(self) -> AsyncIterator[None]:
+        """What is within may take as long as ``--timeout`` says.
+
+        Raises:
+            TimeIsUp: it was not done by then.
+        """
+        try:
+            async with asyncio.timeout(self.timeout) as timer:
+                yield
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            raise TimeIsUp(
+                f"not done within {_text.duration(self.timeout or 0)} (--timeout); what was sent may still be carried out"
+            ) from None
 
     def queue(self, name: str) -> Queue:
         """A queue of this server. It is closed at the end of the command."""

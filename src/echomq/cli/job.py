@@ -267,7 +267,8 @@ async def wait(shell: Shell, queue: QueueName, job_id: JobId) -> None:
     Exit code 1: it failed, for the reason that is told; 3: it is not there, or was removed; 4: --timeout is over, and the job
     goes on.
     """
-    job = await shell.job(queue, job_id)
+    async with shell.in_time():
+        job = await shell.job(queue, job_id)
     try:
         result = await job.result(timeout=shell.timeout)
     except JobFailed as error:

@@ -51,12 +51,18 @@ async def top(
     """
     if not 0.1 <= interval <= 3600:
         misuse(f"--interval {interval:g}: must be from 0.1 s to 1 h")
+    is_one = once or shell.as_json
+    if is_one and shell.timeout is not None and shell.timeout <= interval:
+        misuse(
+            f"--timeout {shell.timeout:g}: one frame takes two looks, {interval:g} s apart; give it more time, or a shorter "
+            "--interval"
+        )
     watch = Watch(shell.open_queue, None if queues else shell.names, queues or ())
     view = View(f"{shell.connection.where}, prefix {shell.prefix}")
-    if not (once or shell.as_json or (sys.stdin.isatty() and sys.stdout.isatty())):
+    if not (is_one or (sys.stdin.isatty() and sys.stdout.isatty())):
         misuse("it draws on a terminal, and this is none: --once prints one frame, --json one object")
     try:
-        if once or shell.as_json:
+        if is_one:
             await _once(shell, watch, view, interval)
         else:
             await _Live(watch, view, interval).run()
@@ -65,10 +71,11 @@ async def top(
 
 
 async def _once(shell: Shell, watch: Watch, view: View, interval: float) -> None:
-    await watch.find()
-    await watch.look(everything=True)
-    await asyncio.sleep(interval)
-    await watch.look(everything=True)
+    async with shell.in_time():
+        await watch.find()
+        await watch.look(everything=True)
+        await asyncio.sleep(interval)
+        await watch.look(everything=True)
     if shell.as_json:
         shell.print_json(_record(watch, view, shell))
         return
