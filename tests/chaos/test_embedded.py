@@ -518,7 +518,9 @@ async def test_ctrl_c_ends_the_wait_for_a_server_that_does_not_answer(home: Path
         assert server.pid is not None
         os.kill(server.pid, signal.SIGSTOP)
         program = (
-            f"import asyncio\nfrom echomq import Queue, SyncQueue\nfrom {member.__name__} import join_async\n{wait}"
+            f"import asyncio, signal\nfrom echomq import Queue, SyncQueue\nfrom {member.__name__} import join_async\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell has it ignored by what it starts beside itself
+            f"{wait}\n"
         )
         process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE)
         try:
