@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, Generic, TypeVar, cast
@@ -62,6 +63,8 @@ _flags: Final = threading.Lock()
 
 
 _LONGEST_REASON: Final = 1_000
+_LAST_LOOK: Final = 0.5
+"""Seconds for a question that is asked when the caller's time is up."""
 
 
 class StopFlag(threading.Event):
@@ -668,15 +671,15 @@ class Job(JobRecord[R]):
         polls. A server that goes away meanwhile is waited for, and everything is looked at again when it is back.
 
         Args:
-            timeout: seconds, or a ``timedelta``. Left out, it waits as long as the job takes; for a job that nobody
-                runs, that is for ever.
+            timeout: seconds, or a ``timedelta``; a job that has ended by then gives its result also with 0. Left out, it waits
+                as long as the job takes; for a job that nobody runs, that is for ever.
 
         Raises:
             JobFailed: it failed for good; has the reason. JobCancelled, which is one: somebody has cancelled it.
             JobRemoved: it is gone, and with it its outcome.
             ResultUnavailable: it completed, but its result could not be stored, or cannot be read.
             StoreUnavailable: the codec's store, which has the result, does not answer.
-            ResultTimeout: it has not ended in time. It goes on.
+            ResultTimeout: it has not ended in time, and goes on; or its result could not be read in time.
             ServerUnavailable: the server could not be reached to begin with. One that is away later is waited for.
             ServerError: it refuses us (a password, a right), and has done so for ten seconds.
 
@@ -686,13 +689,23 @@ class Job(JobRecord[R]):
             5
         """
         seconds = None if timeout is None else to_seconds(timeout, "timeout")
-        try:
+        name, endings = f"job {self.id!r} of queue {self.queue_name!r}", list[Ending]()
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                ending = await result_of(self._home.line, self.id)
-        except TimeoutError:
-            raise ResultTimeout(
-                f"job {self.id!r} of queue {self.queue_name!r} has not ended within {seconds:g} s; {await self._so_far()}"
-            ) from None
+                return await self._ended(endings)
+        if not endings:  # there may have been no time to ask
+            so_far = await self._so_far()
+            if so_far is not None:
+                raise ResultTimeout(f"{name} has not ended within {seconds:g} s; {so_far}")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_LOOK):
+                    return await self._ended(endings)
+        raise ResultTimeout(f"{name} has ended, but what came of it could not be read within {seconds:g} s")
+
+    async def _ended(self, endings: list[Ending]) -> R:
+        """Its result, once it has ended; how it did so is noted before the result is decoded, which may take its time."""
+        ending = await result_of(self._home.line, self.id)
+        endings.append(ending)
         payloads = self._home.payloads
         if payloads is not None and ending.kind == "completed" and ending.error is None:
             try:
@@ -766,15 +779,17 @@ class Job(JobRecord[R]):
             check_whole(keep, "keep", least=1, most=MAX_LINES)
         return await control.log(self._home.line, self.id, line, keep, self._run)
 
-    async def _so_far(self) -> str:
-        """For the message of a timeout: where the job is, if the server says so at once."""
+    async def _so_far(self) -> str | None:
+        """For the message of a timeout: where the job is, if the server says so at once; None if it has ended, or is gone."""
         try:
-            async with asyncio.timeout(0.5):
+            async with asyncio.timeout(_LAST_LOOK):
                 now = await self.refresh()
                 paused = await read.is_paused(self._home.line)
         except (TimeoutError, EchoMQError):
             return "it was not cancelled"
-        if now is None or now.state is None:
+        if now is None or now.state in ("completed", "failed"):
+            return None
+        if now.state is None:
             return "it was not cancelled"
         if now.state in ("waiting", "prioritized"):
             if paused:

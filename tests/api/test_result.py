@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from echomq import (
     ServerUnavailable,
     Worker,
 )
+from echomq.payloads import Codec
 from tests.support.proxy import Proxy
 from tests.support.server import Server
 from tests.support.wait import wait_until
@@ -158,6 +160,51 @@ async def test_a_result_that_is_there_needs_no_time(queue: Queue, url: str) -> N
     job = await queue.add("echo", "early")
     await worker(url).run_until_drained()
     assert await job.result(timeout=1) == "early"
+
+
+@pytest.mark.parametrize("timeout", [0, 0.000001])
+async def test_a_job_is_asked_about_before_the_time_is_up(queue: Queue, url: str, timeout: float) -> None:
+    job, removed = await queue.add("echo", "early"), await queue.add("echo")
+    failed, waits = await queue.add("fail", "no seat"), await queue.add("echo", delay=60)
+    await worker(url).run_until_drained()
+    await removed.remove()
+    assert await job.result(timeout=timeout) == "early"
+    with pytest.raises(JobFailed, match="no seat"):
+        await failed.result(timeout=timeout)
+    with pytest.raises(JobRemoved):
+        await removed.result(timeout=timeout)
+    with pytest.raises(ResultTimeout, match="it is delayed"):
+        await waits.result(timeout=timeout)
+
+
+async def test_a_result_that_its_store_gives_too_late_is_not_waited_for(url: str) -> None:
+    given = threading.Event()
+
+    class Slow(Codec):
+        name = "slow"
+
+        def encode(self, body: bytes) -> tuple[bytes, dict[str, Any]]:
+            return body, {}
+
+        def decode(self, body: bytes, step: Mapping[str, Any]) -> bytes:
+            if body == b'"late"':
+                given.wait(30)
+            return body
+
+        def waits_for(self, step: Mapping[str, Any]) -> bool:
+            return True
+
+    async with Queue("enrollments", connection=url, codec=Slow()) as queue:
+        job = await queue.add("echo", 1)
+
+        async def late(job: Job[Any]) -> str:
+            return "late"
+
+        await Worker("enrollments", late, connection=url, codec=Slow()).run_until_drained()
+        with pytest.raises(ResultTimeout, match=r"has ended, but what came of it could not be read within 0\.1 s"):
+            await job.result(timeout=0.1)
+        given.set()
+        assert await job.result(timeout=10) == "late"
 
 
 async def test_giving_up_disturbs_nobody_else(queue: Queue, url: str) -> None:
