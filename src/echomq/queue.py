@@ -158,7 +158,8 @@ class Queue:
         """Adds a job. When this returns, the server has it.
 
         Jobs added at the same moment by several tasks travel together. A call whose reply is lost is repeated, and adds
-        nothing twice. A paused queue takes jobs too.
+        nothing twice. One that is cancelled, as by ``asyncio.timeout``, adds nothing if it waited for its turn or for the server;
+        was it sent, the job may have been added. A paused queue takes jobs too.
 
         Args:
             name: the task's name; or a whole ``JobSpec``, such as ``task.spec(…)`` gives, and then nothing else.

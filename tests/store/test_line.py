@@ -114,6 +114,34 @@ async def test_every_answer_belongs_to_its_caller_whoever_is_cancelled(server: S
     assert {name for name, _ in answered} <= set(waiting)
 
 
+@pytest.mark.parametrize("before", ["connected", "never"])
+@pytest.mark.parametrize("together", [True, False])
+async def test_what_nobody_waits_for_any_more_is_not_sent(
+    server: Server, proxy: Proxy, before: str, together: bool
+) -> None:
+    async with line_to(proxy.url, wait=30) as line:
+        if before == "connected":
+            await line.add((job("first"),))
+        await proxy.stop_listening()
+        await wait_until(lambda: line._lane is None or not line._lane._link.connected)
+        asked: list[asyncio.Future[Any]] = []
+        for number in range(3):
+            asked += [line.add((job(f"j{number}"),)), line.call("pause-6", ()), line.tell((f"{number}", "log", "x"))]
+            if together:
+                continue
+            await asyncio.sleep(0.05)
+            for one in asked:
+                one.cancel()
+        await asyncio.sleep(0.05)
+        for one in asked:
+            one.cancel()
+        stays = line.add((job("last"),))
+        await proxy.listen()
+        await stays
+    assert names(server) == [*(["first"] if before == "connected" else []), "last"]
+    assert not server.cli("HEXISTS", KEYS.key("meta"), "paused")
+
+
 async def test_a_line_whose_loop_ends_lets_its_callers_go(server: Server, proxy: Proxy) -> None:
     proxy.black_hole = True
     async with line_to(proxy.url) as line:

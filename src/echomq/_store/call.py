@@ -14,7 +14,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
-from typing import Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from echomq._lua.loader import Script, script
 from echomq._redis.client import Link
@@ -80,6 +80,14 @@ async def _call(link: Link, name: str, head: Head, args: Sequence[Argument]) -> 
         raise explain(error, called) from None
 
 
+class Caller(Protocol):
+    """One who waits for a call."""
+
+    @property
+    def future(self) -> asyncio.Future[Any]:
+        """Gets the answer."""
+
+
 class Patience:
     """How long a caller goes on trying when the server is away, and what it wants to hear meanwhile.
 
@@ -87,6 +95,7 @@ class Patience:
         seconds: ``math.inf`` to go on for ever.
         on_trouble: awaited after each failed try.
         at_most: seconds after which there is no further try, not even to ask what became of a call that was sent.
+        callers: who waits for the call, where that is known: once all have been cancelled, it is not sent any more.
     """
 
     def __init__(
@@ -94,10 +103,17 @@ class Patience:
         seconds: float,
         on_trouble: Callable[[Exception], Awaitable[None]] | None = None,
         at_most: float = math.inf,
+        callers: Sequence[Caller] = (),
     ) -> None:
         self.seconds = seconds
         self.on_trouble = on_trouble
         self.at_most = at_most
+        self._callers = callers
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether all who waited have gone."""
+        return bool(self._callers) and all(one.future.cancelled() for one in self._callers)
 
 
 class _Tries:
@@ -136,7 +152,7 @@ class _Tries:
         if patience.on_trouble is not None:
             await patience.on_trouble(trouble)
         wait = self._pause * (0.5 + random.random())  # spreads the callers; no secret
-        if self._loop.time() + wait > self._give_up:
+        if self._loop.time() + wait > self._give_up or self._is_given_up:
             raise self._last_word(trouble)
         await asyncio.sleep(wait)
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)
@@ -147,11 +163,18 @@ class _Tries:
             await self.next(trouble)
             try:
                 await self._reconnect(link)
-                return
+                break
             except Exception as error:  # of the connection, not of the call
                 trouble = error
             if not self._may_pass(trouble):
                 raise self._last_word(trouble)
+        if self._is_given_up:
+            raise trouble
+
+    @property
+    def _is_given_up(self) -> bool:
+        """Whether nobody waits any more for a call that has surely not been carried out."""
+        return not self.sent and self._patience.is_given_up
 
     async def _reconnect(self, link: Link) -> None:
         if link.connected:

@@ -1,7 +1,7 @@
 """A queue's line of calls: whoever asks gets a future, one call is under way, and adds that wait meanwhile go together.
 
-Callers hold futures only. A cancelled caller leaves its call in the line: what was asked for may still happen, which is
-all that can be promised once a call may have been sent.
+Callers hold futures only. What a cancelled caller asked for is not sent any more if it still waits in the line, or if it was
+surely not carried out and nobody else's goes with it; else it may still happen, which is all that can be promised.
 """
 
 from __future__ import annotations
@@ -181,10 +181,12 @@ class Line:
         try:
             while self._waiting:
                 first = self._waiting.popleft()
+                if first.future.cancelled():
+                    continue
                 under_way = [first]
                 try:
                     if isinstance(first, _Call):
-                        await self._one(first)
+                        await self._one(first, under_way)
                     elif isinstance(first, _Telling):
                         await self._tell(first, under_way)
                     else:
@@ -198,16 +200,18 @@ class Line:
                 left.future.cancel()
             self._waiting.clear()
 
-    async def _send(self, name: str, args: Sequence[Argument], newest: _Add | _Telling | _Call) -> Reply:
+    async def _send(self, name: str, args: Sequence[Argument], asked: Sequence[_Add | _Telling | _Call]) -> Reply:
         wait = self.hub.wait
-        waited = self.loop.time() - newest.asked
-        patience = Patience(wait - waited if waited < wait else 0.0, self.hub.look_after)
+        waited = self.loop.time() - asked[-1].asked
+        patience = Patience(wait - waited if waited < wait else 0.0, self.hub.look_after, callers=asked)
         if self._lane is None:
             self._lane = Lane(await self._link(patience), self.keys)
+            if patience.is_given_up:
+                raise ServerUnavailable("all who asked have been cancelled")
         return await self._lane.call(name, args, patience)
 
-    async def _one(self, call: _Call) -> None:
-        reply = await self._send(call.name, call.args, call)
+    async def _one(self, call: _Call, calls: list[_Call]) -> None:
+        reply = await self._send(call.name, call.args, calls)
         if not call.future.done():
             call.future.set_result(reply)
 
@@ -218,9 +222,10 @@ class Line:
             if not isinstance(following, _Telling) or size + following.size > MOST_BYTES:
                 break
             self._waiting.popleft()
-            tellings.append(following)
-            size += following.size
-        reply = await self._send(_TELL, [part for one in tellings for part in one.told], tellings[-1])
+            if not following.future.cancelled():
+                tellings.append(following)
+                size += following.size
+        reply = await self._send(_TELL, [part for one in tellings for part in one.told], tellings)
         assert isinstance(reply, list)
         for one, answer in zip(tellings, reply[1:], strict=True):
             if not one.future.done():
@@ -235,8 +240,9 @@ class Line:
             if count + len(following.jobs) > MOST_JOBS or size + following.size > MOST_BYTES:
                 break
             self._waiting.popleft()
-            adds.append(following)
-            count, size = count + len(following.jobs), size + following.size
+            if not following.future.cancelled():
+                adds.append(following)
+                count, size = count + len(following.jobs), size + following.size
         await self._add(adds, count)
 
     async def _add(self, adds: list[_Add], count: int) -> None:
@@ -245,7 +251,7 @@ class Line:
             for job in add.jobs:
                 args.extend(job)
         try:
-            reply = await self._send(_ADD, args, adds[-1])
+            reply = await self._send(_ADD, args, adds)
         except BrokenKey:
             if len(adds) == 1 or not any(job[MORE] for add in adds for job in add.jobs):
                 raise
