@@ -171,7 +171,7 @@ class QueueEvents:
         In a group it says, too, that the event before has been handled.
 
         Raises:
-            ServerUnavailable: nobody has awaited ``ready()``, as ``async with`` does, and the server could not be reached at first.
+            ServerUnavailable: nobody has awaited ``ready()``, as ``async with`` does, and the server was away to begin with.
             BrokenKey, ServerError: a log cannot be read. ConnectionLost: the connection was closed. Asking again goes on.
         """
         if self._closed:
