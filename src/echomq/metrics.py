@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 import time
@@ -93,7 +94,7 @@ class QueueCollector(Collector):
 
     Args:
         queues: names, or ``Queue`` objects, whose connections are used; left out, all queues of the prefix, looked for once a
-            minute.
+            minute; while that takes longer than a scrape may, those that were found last are shown.
         connection, prefix, hash_tag: for those that are named, or looked for; as for ``Queue``.
         max_queues: of those that are looked for, show at most so many, the first by name; ``echomq_queues_left_out`` says how
             many more there are.
@@ -134,7 +135,9 @@ class QueueCollector(Collector):
         self._one_at_a_time = threading.Lock()
         self._homes: dict[tuple[Connection, str], Home] = {}
         self._left_out = 0
-        self._looked_at = -_NAMES_EVERY
+        self._found: list[tuple[Connection | None, QueueKeys]] = []
+        self._looking: asyncio.Task[None] | None = None
+        self._looked_at = -math.inf
         self._seldom = Seldom()
 
     def describe(self) -> Iterable[Metric]:
@@ -146,7 +149,7 @@ class QueueCollector(Collector):
         with self._one_at_a_time:
             try:
                 keys, found, workers = self._thread.run(self._read(), self._timeout + _GRACE)
-            except (TimeoutError, EchoMQError) as error:
+            except (TimeoutError, EchoMQError, RuntimeError) as error:  # of a connection that is closed
                 self._complain(str(error) or f"no answer within {self._timeout:g} s")
                 keys, found, workers = [], None, []
         shows = [
@@ -184,12 +187,9 @@ class QueueCollector(Collector):
             return [home.keys for home in homes], found, await self._workers(homes)
 
     async def _those_to_show(self) -> list[Home]:
-        if self._given:
-            wanted = self._given
-        elif time.monotonic() - self._looked_at < _NAMES_EVERY:
-            return list(self._homes.values())
-        else:
-            wanted = await self._all_there_are()
+        if not self._given:
+            await self._look()
+        wanted = self._given or self._found
         for connection, keys in wanted:
             assert connection is not None
             if (connection, keys.base) not in self._homes:
@@ -199,13 +199,33 @@ class QueueCollector(Collector):
             await self._homes.pop(gone).close()
         return list(self._homes.values())
 
-    async def _all_there_are(self) -> list[tuple[Connection | None, QueueKeys]]:
+    async def _look(self) -> None:
+        """Sees to it that the queues are looked for once a minute. Those that were found last are good until that is done."""
+        looking = self._looking
+        if looking is None or looking.get_loop() is not asyncio.get_running_loop():  # as in a fork
+            if time.monotonic() - self._looked_at < _NAMES_EVERY:
+                return
+            looking = self._looking = asyncio.create_task(self._look_for_all(), name="echomq metrics")
+        # It goes on when the time of this scrape is over.
+        await asyncio.wait({looking}, timeout=self._timeout / 5 if self._found else None)
+        if looking.done():
+            self._looking = None
+            try:
+                looking.result()
+            except EchoMQError as error:
+                if not self._found:
+                    raise
+                self._complain(str(error))
+
+    async def _look_for_all(self) -> None:
         assert self._connection is not None
         names = await Queue.names(self._connection, prefix=self._prefix, hash_tag=self._hash_tag)
-        self._left_out = max(len(names) - self._most, 0)
-        self._looked_at = time.monotonic()
         some = names[: self._most]
-        return [(self._connection, QueueKeys.of(name, prefix=self._prefix, hash_tag=self._hash_tag)) for name in some]
+        self._found = [
+            (self._connection, QueueKeys.of(name, prefix=self._prefix, hash_tag=self._hash_tag)) for name in some
+        ]
+        self._left_out = len(names) - len(some)
+        self._looked_at = time.monotonic()
 
     async def _workers(self, homes: Sequence[Home]) -> list[int]:
         """For each queue; none at all where a server does not tell, and nobody can know."""
@@ -224,6 +244,10 @@ class QueueCollector(Collector):
             return []
 
     async def _leave(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait({self._looking})
+            self._looking = None
         homes, self._homes = list(self._homes.values()), {}
         for home in homes:
             await home.close()

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from echomq import Connection, InvalidOption, Job, JobFailed, JobSpec, Queue, RetryLater, Worker
+from echomq import Connection, InvalidOption, Job, JobFailed, JobSpec, Queue, RetryLater, Worker, metrics
 from echomq.metrics import QueueCollector, WorkerMetrics, prometheus_text
 from tests.support.server import Server
 from tests.support.wait import wait_until
@@ -137,6 +137,47 @@ async def test_all_queues_of_a_prefix_up_to_a_number(url: str, collect: Callable
     assert found["echomq_queues_left_out",] == 1
     bull = await scraped(collect(prefix="bull"))
     assert {name[1] for name in bull if len(name) > 1} == {"d"}
+
+
+async def test_looking_for_queues_may_take_longer_than_a_scrape(
+    url: str, collect: Callable[..., CollectorRegistry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = Queue.names
+
+    async def among_very_many_keys(*args: Any, **options: Any) -> list[str]:
+        await asyncio.sleep(1)
+        return await names(*args, **options)
+
+    monkeypatch.setattr(Queue, "names", among_very_many_keys)
+    async with Connection(url) as connection, Queue("a", connection=connection) as queue:
+        await queue.add("w")
+        registry = collect(timeout=0.4)
+
+        async def shows(*names: str) -> bool:
+            found = await scraped(registry)
+            return all(("bullmq_job_count", name, "waiting") in found for name in names)
+
+        assert not await shows("{a}")
+        await wait_until(lambda: shows("{a}"), timeout=20)
+        monkeypatch.setattr(metrics, "_NAMES_EVERY", 0.0)  # so it is always under way
+        await wait_until(lambda: shows("{a}"), timeout=20)
+        async with Queue("b", connection=connection) as other:
+            await other.add("w")
+            await wait_until(lambda: shows("{a}", "{b}"), timeout=20)
+    found = await scraped(collect(timeout=0.4))
+    assert found["echomq_up",] == 0
+    assert not [name for name in found if name[0] == "bullmq_job_count"]
+
+
+async def test_a_connection_that_is_closed_is_no_server(
+    url: str, collect: Callable[..., CollectorRegistry], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Connection(url) as connection:
+        registries = [collect(Queue("q", connection=connection)), collect(connection=connection)]
+    for registry in registries:
+        assert (await scraped(registry))["echomq_up",] == 0
+        assert "closed" in caplog.text
+        caplog.clear()
 
 
 async def test_a_broken_queue_is_left_out_and_said_once(
