@@ -21,6 +21,7 @@ from echomq._redis import server_info
 from echomq._redis.client import Link
 from echomq._redis.connect import Settings
 from echomq._redis.embedded import EmbeddedServer, join, join_async
+from echomq._redis.embedded.member import in_thread
 from echomq._redis.embedded.places import MEMORY, check_name
 from echomq._redis.forks import new_lock
 from echomq.errors import EchoMQError, InvalidOption, ServerUnavailable
@@ -250,7 +251,7 @@ class Hub:
         if isinstance(target, Settings):
             return target
         if self._is_memory:
-            return Settings.from_url((await asyncio.to_thread(_own_memory_server)).url)
+            return Settings.from_url((await asyncio.wrap_future(in_thread(_own_memory_server))).url)
         async with self._joining:
             if self._server is None:
                 server = await join_async(target.name, fsync=target.fsync)  # type: ignore[arg-type]  # checked in join

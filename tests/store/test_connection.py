@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -148,6 +150,23 @@ async def test_a_memory_server_whose_keeper_is_killed_comes_back_empty() -> None
         os.kill(int((folder / "keeper").read_text()), signal.SIGKILL)
         await wait_until(lambda: not processes_of(folder))
         assert (await queue.add("enroll")).id == "1"
+
+
+async def test_a_memory_server_is_reached_and_put_back_while_handlers_fill_the_executor() -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    free = threading.Event()
+    handler = asyncio.create_task(asyncio.to_thread(free.wait))
+    try:
+        async with asyncio.timeout(20), Queue("full", connection=Connection("embedded://memory", wait=20)) as queue:
+            assert (await queue.add("enroll")).id == "1"
+            folder = _own_memory_server().path
+            os.kill(int((folder / "keeper").read_text()), signal.SIGKILL)
+            await wait_until(lambda: not processes_of(folder))
+            assert (await queue.add("enroll")).id == "1"
+        assert not handler.done()
+    finally:
+        free.set()
+        await handler
 
 
 async def test_a_cancelled_join_leaves_the_server_again(home: Path) -> None:

@@ -89,7 +89,7 @@ def _joined(name: str, fsync: Fsync, left: threading.Event) -> EmbeddedServer:
 async def join_async(name: str = "default", *, fsync: Fsync = "everysec") -> EmbeddedServer:
     """`join` without blocking the event loop. If the caller is cancelled meanwhile, the server is left again."""
     left = threading.Event()
-    joining = _in_thread(functools.partial(_joined, name, fsync, left))
+    joining = in_thread(functools.partial(_joined, name, fsync, left))
     try:
         return await asyncio.wrap_future(joining)
     except asyncio.CancelledError:
@@ -103,7 +103,7 @@ def _leave_again(joining: Future[EmbeddedServer]) -> None:
         joining.result().close()
 
 
-def _in_thread(work: Callable[[], T]) -> Future[T]:
+def in_thread(work: Callable[[], T]) -> Future[T]:
     """Does it in a thread for which the interpreter does not wait at its end, as it would for one of an executor.
 
     A server may take half an hour to read its data; and whoever ends while it joins leaves nothing.
@@ -170,7 +170,7 @@ class EmbeddedServer:
 
     async def ensure_async(self) -> None:
         """`ensure` without blocking the event loop."""
-        await asyncio.wrap_future(_in_thread(self.ensure))
+        await asyncio.wrap_future(in_thread(self.ensure))
 
     def __enter__(self) -> Self:
         return self
