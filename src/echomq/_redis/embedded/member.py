@@ -139,7 +139,7 @@ class EmbeddedServer:
     def __init__(self, name: str, path: Path, fsync: Fsync, left: threading.Event) -> None:
         self.name = name
         self.path = path
-        self.socket = ""
+        self.socket: str = ""
         self._fsync = fsync
         self._left = left
         self._users: FileLock | None = None
