@@ -395,6 +395,35 @@ def test_a_counter_that_went_back_behind_many_jobs_costs_a_few_looks(queue: Queu
         [_, job_id, code, second, code_of_second] = queue.add_many([job_args(de=deduplication), job_args()])
         assert (code, code_of_second) == (1, 1)
         assert many < int(job_id) < int(second)
-        looks = re.search(r"cmdstat_exists:calls=(\d+)", queue.command("INFO", "commandstats"))
-        assert looks is not None
-        assert int(looks[1]) < 50
+        assert looks_at_jobs(queue) < 50
+
+
+@pytest.mark.parametrize("end", ["completed", "cancelled"])
+@pytest.mark.parametrize("kept_id", [None, "7"])
+def test_so_does_the_job_that_deduplication_has_kept(queue: Queue, end: str, kept_id: str | None) -> None:
+    """Version 5.72 of BullMQ keeps it without an id; and somebody may have added a job of that which was kept."""
+    unique = {"id": "K", "keepLastIfActive": True}
+    queue.add_many([job_args(job_id="first", de=unique)])
+    if end == "completed":
+        queue.fetch()
+    many = 20_000
+    for first in range(1, many, 2000):
+        queue.command("EVAL", "for n = ARGV[1], ARGV[2] do redis.call('HSET', KEYS[1] .. n, 'name', 'old') end", "1", "~",
+                      str(first), str(first + 1999))  # fmt: skip
+    queue.command("HSET", "~dn:K", "name", "kept", "data", "{}", "opts", "{}", *(["jid", kept_id] if kept_id else []))
+    queue.command("DEL", "~id")
+    queue.command("CONFIG", "RESETSTAT")
+    if end == "completed":
+        assert queue.finish(completed("first", queue.token)).codes == [0]
+    else:
+        assert queue.run("cancelJob-16", "first", "why", "")[1] == 1
+    job_id = queue.get("de:K")
+    assert int(job_id) > many
+    assert (queue.get(job_id)["name"], queue.get("wait"), queue.get("id")) == ("kept", [job_id], job_id)
+    assert looks_at_jobs(queue) < 50
+
+
+def looks_at_jobs(queue: Queue) -> int:
+    """How often a key was asked whether it is there."""
+    found = re.findall(r"cmdstat_(?:exists|hlen):calls=(\d+)", queue.command("INFO", "commandstats"))
+    return sum(map(int, found))

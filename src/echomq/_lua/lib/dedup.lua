@@ -1,5 +1,5 @@
 --- @rare
---- @use check new_job place
+--- @use check new_job place free_number
 --- The end of a deduplicated job (protocol 7.4, 7.5).
 
 local M = {}
@@ -15,7 +15,7 @@ function M.look_next(q, found)
   if check.hash(found.next_key) == 0 then
     return
   end
-  local number = check.counter(q.id) + 1
+  check.counter(q.id)
   check.counter(q.pc)
   local payload = check.fields(found.next_key, "name", "data", "opts", "jid", "pk", "pd", "pdk", "rjk")
   local readable, opts = pcall(cjson.decode, payload[3] or "{}")
@@ -25,15 +25,7 @@ function M.look_next(q, found)
   if payload[7] then
     check.set(payload[7])
   end
-  local id = payload[4]
-  if not id or check.hash(q.base .. id) > 0 then   -- somebody has added a job of the kept id meanwhile
-    id = place.whole(number)
-    while check.hash(q.base .. id) > 0 do   -- the counter went back, with a restored snapshot perhaps
-      number = number + 1
-      id = place.whole(number)
-    end
-  end
-  found.payload, found.opts, found.id, found.number = payload, opts, id, number
+  found.payload, found.opts = payload, opts
 end
 
 --- The job is completed or failed for good: its deduplication id is free again, unless it has a time of its own.
@@ -63,8 +55,11 @@ function M.add_next(q, found, job_id, deid, now, now_text)
     return nil
   end
   local payload, opts = found.payload, found.opts
-  local id = found.id
-  redis.call("SET", q.id, place.whole(found.number))
+  local id = free_number.next(q.base, q.id)   -- every add takes a number, whatever its id
+  if payload[4] and redis.call("EXISTS", q.base .. payload[4]) == 0 then   -- else somebody has added a job of the kept id
+    id = payload[4]
+  end
+  found.id = id
   local de = type(opts.de) == "table" and opts.de or {}
   local ttl = tonumber(de.ttl)
   if ttl and ttl >= 1 and ttl < check.EXACT and not de.keepLastIfActive then
