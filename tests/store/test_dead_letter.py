@@ -305,6 +305,19 @@ def test_options_that_another_program_has_written_anew(queue: Queue, dead: Queue
     assert queue.get("x")["opts"] == '{"attempts":3}'
 
 
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity"])
+def test_options_with_a_number_that_cannot_be_written_again_stay_as_they_are(
+    queue: Queue, dead: Queue, number: str
+) -> None:
+    """Every JSON reader here takes them, and no writer: it goes back with all of its options, and keeps nobody in the line."""
+    opts = f'{{"deadLetter":{{"id":"x"}},"attempts":{number}}}'
+    for job_id in ("1", "2", "3"):
+        dead.command("HSET", "~" + job_id, "name", "n", "opts", opts if job_id == "2" else "{}")
+        dead.command("LPUSH", "~wait", job_id)
+    assert requeue(dead) == [0, "", 3, 0, "1", "x", "2"]
+    assert queue.get("x")["opts"] == opts
+
+
 def test_one_that_does_not_wait_stays(queue: Queue, dead: Queue) -> None:
     dead.add()
     dead.fetch()

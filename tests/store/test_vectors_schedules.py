@@ -862,6 +862,20 @@ def test_a_paused_schedule_with_a_field_that_nobody_can_read_stays_as_it_is(
     assert [info.paused for info in schedules.all()] == [True]
 
 
+def test_a_paused_schedule_with_a_number_that_cannot_be_written_again_can_be_changed(
+    queue: Queue, schedules: Schedules
+) -> None:
+    schedules.upsert("sch", Every(60))
+    schedules.pause("sch")
+    paused = queue.keys.resolve("paused_schedulers")
+    record = json.loads(queue.command("HGET", paused, "sch"))
+    queue.command("HSET", paused, "sch", json.dumps({**record, "begun": float("inf")}))
+    schedules.upsert("sch", Every(30))
+    found = schedules.resume("sch")
+    assert found is not None
+    assert (found.every, found.paused) == (30.0, False)
+
+
 @pytest.mark.parametrize("score", ["inf", "-inf", "1e300", "-1e16", "-1", "9007199254740991"])
 def test_a_schedule_whose_time_is_none_is_refused_until_it_is_removed(
     queue: Queue, schedules: Schedules, score: str

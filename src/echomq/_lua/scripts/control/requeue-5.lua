@@ -27,7 +27,7 @@ line_up.look(q)
 check.counter(q.id)
 local code, found = 0, ""
 if job_id ~= "" then
-  found = state.of(queue_keys.of(base), job_id)
+  found = state.near(queue_keys.of(base), job_id)
   code = redis.call("EXISTS", base .. job_id) == 0 and -1 or found ~= "waiting" and -3 or 0
 end
 local now, now_text = clock.read(clock_given)
@@ -52,7 +52,13 @@ local function before(text)
     is_last = is_last and name == "deadLetter"
   end
   opts.deadLetter = nil
-  local cut = is_last and string.gsub(string.sub(text, 1, at - 1), ",%s*$", "") .. "}" or cjson.encode(opts)
+  local can_be_written, cut
+  if is_last then
+    cut = string.gsub(string.sub(text, 1, at - 1), ",%s*$", "") .. "}"
+  else
+    can_be_written, cut = pcall(cjson.encode, opts)   -- 1e999 can be read, and not be written
+    cut = can_be_written and cut or text
+  end
   return cut, opts, type(letter.id) == "string" and queue_keys.may_be_id(letter.id) and letter.id or nil
 end
 

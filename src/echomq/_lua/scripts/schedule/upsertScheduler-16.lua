@@ -87,7 +87,7 @@ elseif shelved then
   if not sound then
     error("BROKEN " .. paused_schedulers .. " has a record of " .. scheduler_id .. " that is none of ours", 0)
   end
-  before, begun = found.fields, found.begun
+  before, begun = found.fields, found.begun == true
   made = schedule.number(before.ic) or 1
   previous = schedule.number(found.slot)
 else
