@@ -129,3 +129,9 @@ def test_a_job_deep_inside_a_long_list(client: redis.Redis) -> None:
     assert before("7") == "7"
     assert before("125000") is None
     assert before("249990") == "249990"
+
+    # Who refuses a change and says where the job is looks no further either.
+    queue.command("HSET", "~nowhere", "name", "x")
+    for script, args in (("promote-9", ()), ("changeDelay-5", ("5", "")), ("reprocessJob-10", ("",))):
+        for job_id in ("7", "125000", "nowhere"):
+            assert text(queue.run(script, job_id, *args))[1:] == [-3, "waiting"], script

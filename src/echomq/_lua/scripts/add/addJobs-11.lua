@@ -1,4 +1,4 @@
---- Adds up to 250 jobs, in order: standard, delayed, prioritized, at the front (lifo), with an id of one's own (protocol 3.2,
+--- Adds up to 100 jobs, in order: standard, delayed, prioritized, at the front (lifo), with an id of one's own (protocol 3.2,
 --- 3.3), with a deduplication id (7.1-7.3). All are looked at before the first is added.
 --- @key wait
 --- @key prioritized

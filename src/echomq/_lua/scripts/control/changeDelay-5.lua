@@ -24,7 +24,7 @@ redis.call("XTRIM", events, "MAXLEN", "~", settings.max_events)   -- first, so t
 if not (job[1] or job[2]) then
   code = -1
 elseif not redis.call("ZSCORE", delayed, job_id) then
-  code, found = -3, state.of(queue_keys.of(base), job_id)
+  code, found = -3, state.near(queue_keys.of(base), job_id)
 else
   local at = math.max(due or now + delay, now)
   put_off.to({ delayed = delayed, events = events }, base .. job_id, job_id, at, place.whole(at - now))

@@ -27,7 +27,7 @@ line_up.begin(q)
 if not (job[1] or job[2]) then
   code = -1
 elseif not redis.call("ZSCORE", delayed, job_id) then
-  code, found = -3, state.of(queue_keys.of(base), job_id)
+  code, found = -3, state.near(queue_keys.of(base), job_id)
 else
   redis.call("ZREM", delayed, job_id)
   line_up.put(q, job_id, place.priority(job[2]))

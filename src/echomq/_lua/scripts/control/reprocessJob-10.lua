@@ -33,7 +33,7 @@ local from = redis.call("ZSCORE", completed, job_id) and "completed" or redis.ca
 if not (job[1] or job[2]) then
   code = -1
 elseif not from then
-  code, found = -3, state.of(queue_keys.of(base), job_id)
+  code, found = -3, state.near(queue_keys.of(base), job_id)
 else
   local readable, opts = pcall(cjson.decode, job[4] or "")
   local first = readable and type(opts) == "table" and opts.lifo and opts.lifo ~= cjson.null
