@@ -96,32 +96,19 @@ class _Injecting:
         """Makes what is good for all jobs of a task."""
         for step in self._recipes[task.name].process:
             if step.provider not in self._shared.values:
-                self._shared.make_with(step, self._run)
+                self._shared.make_here(step, self._run)
 
     def call(self, task: Task[Any, Any], function: Callable[..., Any]) -> Any:
         """Calls a function with what is injected into it."""
         self.prepare(task)
         recipe = self._recipes[task.name]
-        opened = Opened(dict(self._shared.values))
-        try:
-            for step in recipe.job:
-                opened.make_with(step, self._run)
-            value = function(**recipe.given(opened.values))
-        except BaseException as error:
-            other = opened.leave_with(error, self._run)
-            if other is not None and other is not error:
-                raise other  # noqa: B904 (it happened while the first was handled, and says so)
-            raise
-        other = opened.leave_with(None, self._run)
-        if other is not None:
-            raise other
-        return value
+        return recipe.call_plain(function, self._shared.values, recipe.job, self._run)
 
     def _run(self, what: Coroutine[Any, Any, Any]) -> Any:
         return self._runner.run(what, context=contextvars.copy_context())  # which knows the job
 
     def _close(self) -> None:
-        error = self._shared.leave_with(None, self._run)
+        error = self._shared.leave_here(None, self._run)
         if error is not None:
             logger.error("what is injected could not be taken back in order", exc_info=error)
         self._runner.close()

@@ -35,6 +35,7 @@ _YIELDS: Final = (Iterator, Generator, Iterable, AsyncIterator, AsyncGenerator, 
 _SCOPES: Final = get_args(Scope)
 
 Values = dict["Provider", Any]
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 def Inject() -> Any:
@@ -129,23 +130,26 @@ class Opened:
             self.values[step.provider] = await made
         return None
 
-    def make_with(self, step: Step, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+    def make_here(self, step: Step, run: Run | None) -> None:
         """Calls any provider, where no event loop runs.
 
         Args:
             step: which.
-            run: has an event loop run a coroutine.
+            run: has an event loop run a coroutine; None where no provider is async.
         """
-        run(self.make_any(step)) if step.provider.is_async else self.make(step)
+        if not step.provider.is_async:
+            self.make(step)
+        else:
+            assert run is not None
+            run(self.make_any(step))
 
-    def leave_with(
-        self, error: BaseException | None, run: Callable[[Coroutine[Any, Any, Any]], Any]
-    ) -> BaseException | None:
+    def leave_here(self, error: BaseException | None, run: Run | None) -> BaseException | None:
         """As ``leave``, where no event loop runs."""
         while self._entered:
             is_async, manager = self._entered.pop()
             try:
                 if is_async:
+                    assert run is not None
                     run(manager.__aexit__(*_of(error)))
                 else:
                     manager.__exit__(*_of(error))
@@ -153,21 +157,11 @@ class Opened:
                 error = raised
         return error
 
-    def leave_plain(self, error: BaseException | None) -> BaseException | None:
-        """Leaves plain generators, the last first; each sees the error. Returns it, or that of one which could not be left.
+    async def leave(self, error: BaseException | None) -> BaseException | None:
+        """Leaves generators, the last first; each sees the error. Returns it, or that of one which could not be left.
 
         A provider cannot make a success of a job that has failed: what it swallows is raised all the same.
         """
-        while self._entered:
-            _, manager = self._entered.pop()
-            try:
-                manager.__exit__(*_of(error))
-            except BaseException as raised:
-                error = raised
-        return error
-
-    async def leave(self, error: BaseException | None) -> BaseException | None:
-        """The same for all kinds."""
         while self._entered:
             is_async, manager = self._entered.pop()
             try:
@@ -234,19 +228,21 @@ class Recipe:
         await _left(opened, None)
         return value
 
-    def call_plain(self, function: Callable[..., Any], values: Values, steps: list[Step]) -> Any:
-        """Calls a plain function, where it runs, after these steps; the others have been taken."""
+    def call_plain(
+        self, function: Callable[..., Any], values: Values, steps: list[Step], run: Run | None = None
+    ) -> Any:
+        """Calls a plain function, where it runs, after these steps; the others have been taken. ``run`` as of ``make_here``."""
         opened = Opened(dict(values))
         try:
             for step in steps:
-                opened.make(step)
+                opened.make_here(step, run)
             value = function(**self.given(opened.values))
         except BaseException as error:
-            other = opened.leave_plain(error)
+            other = opened.leave_here(error, run)
             if other is not None and other is not error:
                 raise other  # noqa: B904 (it happened while the first was handled, and says so)
             raise
-        other = opened.leave_plain(None)
+        other = opened.leave_here(None, run)
         if other is not None:
             raise other
         return value
