@@ -18,6 +18,7 @@ from echomq._store.codec import (
     StoredJob,
     dead_letter_in,
     decode_json,
+    decode_own_opts,
     encode_json,
     id_out,
     is_outcome_job,
@@ -165,7 +166,7 @@ class JobRecord(Generic[R]):
             BrokenKey: what stands on the server is no JSON object.
         """
         try:
-            return public_options(self._stored.opts)
+            return public_options(decode_own_opts(self._stored.fields.get(b"opts", b"{}")))
         except ValueError as error:
             raise self._broken("opts", error) from None
 

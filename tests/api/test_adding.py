@@ -427,3 +427,14 @@ async def test_what_other_programs_wrote_is_shown_as_far_as_it_has_a_form(queue:
         assert read is not None
         assert read.opts.deduplication == policy
         assert ("de" in read.opts.others) == (policy is None)
+
+
+async def test_options_that_were_read_are_the_readers_own(queue: Queue, server: Server) -> None:
+    job = await queue.add("report")
+    server.cli("HSET", f"emq:{{reports}}:{job.id}", "opts", '{"attempts":0,"repeat":{"every":1000}}')
+    for _ in range(2):
+        read = await job.refresh()
+        assert read is not None
+        repeat: Any = read.opts.others["repeat"]
+        assert repeat == {"every": 1000}
+        repeat["every"] = 5

@@ -376,6 +376,21 @@ async def test_without_a_server_one_does_not_wait_for_ever(make_server: Callable
             pass
 
 
+async def test_without_ready_the_first_look_does_not_wait_for_ever_either(make_server: Callable[..., Server]) -> None:
+    server = make_server()
+    async with Queue("q", connection=Connection(server.url, wait=0.1)) as queue:
+        server.stop()
+        events = QueueEvents(queue)
+        with pytest.raises(ServerUnavailable):
+            await anext(events)
+        server.start()
+        asking = asyncio.create_task(anext(events))
+        await wait_until(lambda: bool(events.positions))
+        await queue.publish("x")
+        assert isinstance(await asking, Custom)
+        await events.close()
+
+
 async def test_a_key_that_is_no_stream_is_named_and_can_be_mended(queue: Queue, server: Server) -> None:
     server.cli("SET", EVENTS, "no stream")
     with pytest.raises(BrokenKey, match=r"emq:\{q\}:events must be a stream"):

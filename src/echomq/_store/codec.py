@@ -598,15 +598,16 @@ _CACHED_OPTS: Final = 512  # bytes: long ones are seldom equal, and would fill t
 
 
 def decode_opts(text: bytes) -> RunOptions:
-    """Options from their text. Equal texts are read once.
+    """Options from their text. Equal texts are read once, so what comes of it is not for users, who might change it.
 
     Raises:
         ValueError: the text is no JSON object.
     """
-    return _decode_opts_once(text) if len(text) <= _CACHED_OPTS else _decode_opts(text)
+    return _decode_opts_once(text) if len(text) <= _CACHED_OPTS else decode_own_opts(text)
 
 
-def _decode_opts(text: bytes) -> RunOptions:
+def decode_own_opts(text: bytes) -> RunOptions:
+    """The same, read anew: every part of it is the caller's own."""
     raw = decode_json(text)
     if not isinstance(raw, dict):
         raise ValueError(f"opts must be a JSON object, not {type(raw).__name__}")
@@ -635,7 +636,7 @@ def _decode_opts(text: bytes) -> RunOptions:
     )
 
 
-_decode_opts_once: Final = lru_cache(maxsize=1024)(_decode_opts)
+_decode_opts_once: Final = lru_cache(maxsize=1024)(decode_own_opts)
 
 
 def last_start(options: RunOptions, made: int, due: int) -> float | None:

@@ -23,6 +23,7 @@ from echomq._store.codec import (
     StoredJob,
     decode_json,
     decode_opts,
+    decode_own_opts,
     duration_ms,
     encode_json,
     id_out,
@@ -582,7 +583,7 @@ def _data_of(text: bytes) -> Any:
 
 def _options_of(text: bytes) -> RunOptions:
     try:
-        return decode_opts(text)
+        return decode_own_opts(text)
     except ValueError:
         return RunOptions(raw={})
 
