@@ -270,10 +270,39 @@ class Providers:
 
     def __init__(self) -> None:
         self._all: list[Provider] = []
+        self._overridden: dict[Any, Provider] = {}
 
     def add(self, provider: Provider) -> None:
         """One more."""
         self._all.append(provider)
+
+    def override(self, provided: Any, value: Any, tasks: Mapping[str, Task[Any, Any]]) -> None:
+        """Gives a value of this type from now on, in place of its provider. For the testing kit.
+
+        Raises:
+            InvalidOption: nothing provides this type, and none of these tasks wants it.
+        """
+
+        def override() -> Any:
+            return value
+
+        by_type = self._by_type()
+        wants = [
+            _hint(task.function, parameter, f"task {name!r}")
+            for name, task in tasks.items()
+            for parameter in task.injected
+        ]
+        if _found(by_type, provided) is None and provided not in wants:
+            known = ", ".join(sorted({_name(one) for one in (*by_type, *wants)})) or "none"
+            raise InvalidOption(
+                f"override({_name(provided)}, …): nothing provides it, and no task wants it; give the type as its provider or a "
+                f"task has it. There are: {known}"
+            )
+        self._overridden[provided] = Provider(override, "process")
+
+    def override_nothing(self) -> None:
+        """Lets all providers make their values again."""
+        self._overridden.clear()
 
     def recipes(self, tasks: Mapping[str, Task[Any, Any]]) -> dict[str, Recipe]:
         """How each of these tasks gets what is injected into it; those into which nothing is are not there.
@@ -309,7 +338,7 @@ class Providers:
                     f"{_name(provides)} has two providers, {other.name!r} and {provider.name!r}: keep one, or tell them apart "
                     "by Annotated[…, 'a name'] in both annotations"
                 )
-        return found
+        return {**found, **self._overridden}
 
     def _steps(
         self, wants: dict[str, Any], who: str, by_type: dict[Any, Provider], steps: list[Step], above: list[Provider]

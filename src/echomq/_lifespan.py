@@ -51,6 +51,11 @@ class Lifecycle:
         self._entered: list[_Entered] = []
         self._stretches: WeakKeyDictionary[asyncio.AbstractEventLoop, _Stretch] = WeakKeyDictionary()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether workers have been given what is injected into their tasks."""
+        return any(one.users and not loop.is_closed() for loop, one in list(self._stretches.items()))
+
     def add(self, function: LifespanFunction) -> None:
         """One more, inside of those that there are."""
         self._entered.append(_checked(function))

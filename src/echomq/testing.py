@@ -41,6 +41,8 @@ T = TypeVar("T")
 _PATIENCE: Final = 30.0
 _FARTHEST: Final = timedelta(seconds=MAX_DELAY)
 _PASSING: Final = f"of more than 0 and at most {_FARTHEST.days:,} days"
+_NOT_OPEN: Final = "the kit is not open: use it in a with block"
+_BEFORE_INLINE: Final = ", which inline is with the first job"
 _LEFT: Final = ("waiting", "active", "prioritized", "delayed", "waiting_children")
 
 
@@ -189,7 +191,7 @@ class Kit(_Ledger):
             >>> async with JobScheduler("reports", connection=kit.connection) as scheduler: ...
         """
         if self._connection is None:
-            raise InvalidOption("the kit is not open: use it in a with block")
+            raise InvalidOption(_NOT_OPEN)
         return self._connection
 
     @property
@@ -209,6 +211,29 @@ class Kit(_Ledger):
             ...     echomq.wait(echomq.run_until_drained())
         """
         return self._server.portal.wait(coroutine)
+
+    def override(self, provided: Any, value: Any) -> None:
+        """Has this value injected wherever a value of this type is wanted; its provider is not called. Until the kit is closed.
+
+        Args:
+            provided: the type, as its provider or a task has it: what ``@app.provide`` returns.
+            value: what stands in for it.
+
+        Raises:
+            InvalidOption: nothing in the app provides or wants this type; workers of the app are running, which have theirs
+                already; or the kit is not open.
+
+        Example:
+            >>> kit.override(Mailer, FakeMailer())
+        """
+        if self._before is None:
+            raise InvalidOption(_NOT_OPEN)
+        if self.app._lifecycle.is_running:
+            raise InvalidOption(
+                f"override({shown(provided)}, …): workers of the app are running, and have what is injected; override before "
+                f"they start{_BEFORE_INLINE if isinstance(self, Inline) else ''}"
+            )
+        self.app._lifecycle.providers.override(provided, value, self.app.tasks)
 
     @_to_be_awaited
     async def run_until_drained(
@@ -360,6 +385,7 @@ class Kit(_Ledger):
         if before is None or self._connection is None:
             return
         self.app._connection, self.app._queues = before
+        self.app._lifecycle.providers.override_nothing()
         try:
             self._connection.close_everywhere()
         finally:
