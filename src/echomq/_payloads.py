@@ -638,7 +638,9 @@ class Payloads:
         self.codecs: tuple[Codec, ...] = tuple(codecs)
         self._by_name = {codec.name: codec for codec in codecs}
         store = next((one for one in codecs if isinstance(one, Offloaded)), None)
-        self._threads = StoreThreads("a codec", LIMIT) if store is None else store._threads
+        # For what takes long. Not the event loop's executor: threads that handlers have there may be waiting for this very thing.
+        self._own_threads = StoreThreads("a codec", LIMIT)
+        self._threads = self._own_threads if store is None else store._threads
 
     def __repr__(self) -> str:
         return f"[{', '.join(map(repr, self.codecs))}]"
@@ -734,7 +736,9 @@ class Payloads:
             for number, codec in enumerate(self.codecs):
                 if codec.waits(size + _GROWTH if number else size):
                     return await self._threads.run(lambda: self.encode_now(text))
-            return self.encode_now(text) if size <= _INLINE else await asyncio.to_thread(self.encode_now, text)
+            return (
+                self.encode_now(text) if size <= _INLINE else await self._own_threads.run(lambda: self.encode_now(text))
+            )
         except SystemExit as error:  # a codec's; as the end of a task of the loop it would be that of the loop
             raise RuntimeError(f"a codec raised SystemExit: {said_by(error)}") from error
 
@@ -748,7 +752,7 @@ class Payloads:
                     return self._decoded(stored, soon=True)
                 except _TakesLong:
                     pass
-            return await asyncio.to_thread(self.decode_now, stored)
+            return await self._own_threads.run(lambda: self.decode_now(stored))
         except SystemExit as error:  # as above
             raise PayloadUnreadable(f"a codec raised SystemExit: {said_by(error)}") from error
 

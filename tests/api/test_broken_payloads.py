@@ -7,6 +7,7 @@ import base64
 import json
 import zlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -259,6 +260,22 @@ async def test_a_codec_that_fails_when_a_handler_updates_data_ends_no_worker(url
                 await job.result(timeout=30)
             codec.raises = None
             assert worker.is_running
+
+
+async def test_handlers_that_fill_the_executor_of_the_loop_wait_for_no_codec_in_it(url: str) -> None:
+    """The only thread waits for the data that it updates, and these take long to be encoded."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    async with Queue("q", connection=url, codec=Compressed()) as queue:
+        job = await queue.add("work", "")
+
+        async def process(job: Job[Any]) -> None:
+            await asyncio.to_thread(lambda: job.update_data("x" * 20_000))
+
+        async with Worker(queue, process):
+            await job.result(timeout=10)
+        found = await queue.get_job(job.id)
+        assert found is not None
+        assert len(found.data) == 20_000
 
 
 async def test_what_is_no_bytes_is_refused_and_the_name_of_a_codec_stays() -> None:
