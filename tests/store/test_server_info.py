@@ -28,11 +28,8 @@ async def linked(url: str) -> AsyncIterator[Link]:
 async def test_learns_what_the_server_is(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     async with linked(server.url) as link:
         info = await check(link, hash_tag=False)
-    assert info.valkey is (server.kind == "valkey")
     assert info.version is not None
     assert info.version >= (6, 2)
-    assert info.run_id is not None
-    assert len(info.run_id) == 40
     assert (info.role, info.cluster, info.maxmemory_policy) == ("master", False, "noeviction")
     assert caplog.records == []
 

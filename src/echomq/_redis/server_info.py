@@ -23,16 +23,12 @@ class ServerInfo:
 
     Attributes:
         version: of the product itself, such as (7, 0, 15) for Redis or (9, 1, 2) for Valkey.
-        valkey: whether the product is Valkey.
-        run_id: changes with each start of the server.
         role: ``master``, or ``slave`` for a replica.
         cluster: whether the server is a node of a cluster.
         maxmemory_policy: what happens when its memory is full.
     """
 
     version: tuple[int, ...] | None = None
-    valkey: bool = False
-    run_id: str | None = None
     role: str | None = None
     cluster: bool | None = None
     maxmemory_policy: str | None = None
@@ -92,12 +88,9 @@ def _parsed(reply: Reply | EchoMQError) -> dict[str, str]:
 
 
 def _described(facts: dict[str, str]) -> ServerInfo:
-    valkey = facts.get("server_name") == "valkey" or "valkey_version" in facts
     cluster = facts.get("cluster_enabled")
     return ServerInfo(
         version=_version(facts.get("valkey_version") or facts.get("redis_version", "")),
-        valkey=valkey,
-        run_id=facts.get("run_id"),
         role=facts.get("role"),
         cluster=None if cluster is None else cluster == "1",
         maxmemory_policy=facts.get("maxmemory_policy"),
