@@ -55,7 +55,7 @@ def main(descriptor: int, tickets: int, answers: int) -> NoReturn:
     _die_with_parent()
     # Whoever stops a whole group of processes means the parent, which gives this one its time.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, forks.ignored)
     for one in (descriptor, tickets, answers):
         if one >= 0:
             os.set_inheritable(one, False)
@@ -89,9 +89,9 @@ class _Channel:
         self._lock = forks.new_recursive_lock()
         self._number = 0
 
-    def descriptor(self) -> int | None:
+    def descriptors(self) -> list[int]:
         """The socket's number."""
-        return self._socket.fileno()
+        return [self._socket.fileno()]
 
     def read(self) -> pipe.Frame | None:
         """The next frame; None at the end."""
@@ -223,7 +223,12 @@ class _Child:
         sys.argv = self._main_module.pop("sys_argv")
         self._pid = os.getpid()
         self._busy = False
-        _log_through(channel, levels)
+        self._logging = _Logging(channel, levels)
+        forks.remember(self)
+
+    def descriptors(self) -> list[int]:
+        """Those that it has beside the channel's."""
+        return [self._tickets.fileno(), *([self._answers] if self._answers >= 0 else [])]
 
     def work(self) -> int:
         """Loads, then runs jobs until the parent is gone or wants no more. Gives the exit code."""
@@ -271,7 +276,7 @@ class _Child:
     def watch(self) -> None:
         """In a thread of its own: ends this process when its parent is gone."""
         poll = select.poll()
-        poll.register(self._channel.descriptor() or 0, 0)  # nothing but its end
+        poll.register(self._channel.descriptors()[0], 0)  # nothing but its end
         poll.poll()
         if not self._busy:
             time.sleep(_TO_LEAVE)  # the main thread has seen it too, and leaves in order
@@ -293,13 +298,18 @@ class _Child:
     def _load(self) -> None:
         for load in self._unpickled(self._preload):
             load()
+        self._logging.is_the_parents()
 
     def _unpickled(self, data: bytes) -> Any:
         """What the parent has pickled. If that names its main module, this is made again first, once."""
+        known = len(sys.modules)
         if self._main_module and b"__main__" in data:
             main, self._main_module = self._main_module, {}
             self._loading(lambda: multiprocessing.spawn.prepare(main))
-        return pickle.loads(data)
+        found = pickle.loads(data)
+        if len(sys.modules) != known:
+            self._logging.is_the_parents()
+        return found
 
     @staticmethod
     def _loading(load: Callable[[], T]) -> T:
@@ -381,9 +391,27 @@ def _plain(value: Any) -> Any:
     return printable(value if isinstance(value, str) else str(value))
 
 
-def _log_through(channel: _Channel, levels: dict[str, int]) -> None:
-    handler = _ToParent(channel)
-    logging.root.addHandler(handler)
-    os.register_at_fork(after_in_child=lambda: logging.root.removeHandler(handler))  # it has no way to the parent
-    for name, level in levels.items():
-        logging.getLogger(name or None).setLevel(level)
+class _Logging:
+    """All that is logged goes to the parent, at its levels.
+
+    Modules may set up logging when they are imported. They have done so in the parent too, where each record gets to the handlers
+    that this has made: here it would get to them once more, or not to the parent at all.
+    """
+
+    def __init__(self, channel: _Channel, levels: dict[str, int]) -> None:
+        self._handler = _ToParent(channel)
+        self._levels = levels
+        self.is_the_parents()
+        # A fork has no way to the parent.
+        os.register_at_fork(after_in_child=lambda: logging.root.removeHandler(self._handler))
+
+    def is_the_parents(self) -> None:
+        """So it is again, whatever the modules that have been imported have made of it."""
+        for logger in [logging.root, *logging.root.manager.loggerDict.values()]:
+            if isinstance(logger, logging.Logger):
+                logger.propagate = True
+                for handler in [one for one in logger.handlers if one is not self._handler]:
+                    logger.removeHandler(handler)
+        logging.root.addHandler(self._handler)
+        for name, level in self._levels.items():
+            logging.getLogger(name or None).setLevel(level)

@@ -281,12 +281,12 @@ class _LoopThread(threading.Thread):
         self.is_silent = False
         self.must_end = False
 
-    def descriptor(self) -> int | None:
+    def descriptors(self) -> list[int]:
         """That of the selector, which a forked child must not change: it is the parent's too."""
         with contextlib.suppress(Exception):  # it is closed
             fileno = getattr(self._selector, "fileno", None)
-            return None if fileno is None else int(fileno())
-        return None
+            return [] if fileno is None else [int(fileno())]
+        return []
 
     # -- what callers do -----------------------------------------------------------------------------------------------
 

@@ -24,10 +24,16 @@ from tests.support.server import Server
 from tests.support.wait import wait_until
 
 PROGRAM = """\
-import time
+import os, time
 from echomq import Worker
 
 async def process(job):
+    if job.name == "fork":
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(30)
+            os._exit(0)
+        return pid
     time.sleep(job.data["seconds"])
 
 worker = Worker("probed", process, lock_duration=1, stalled_interval=1)
@@ -37,12 +43,12 @@ worker = Worker("probed", process, lock_duration=1, stalled_interval=1)
 class Probed:
     """One running ``echomq worker --health-port 0``."""
 
-    def __init__(self, folder: Path, url: str, words: Sequence[str]) -> None:
+    def __init__(self, folder: Path, url: str, words: Sequence[str], port: str) -> None:
         self.log = folder / "log"
         (folder / "program.py").write_text(PROGRAM)
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "echomq.cli", "worker", "program:worker", "--health-port=0", *words],
+                [sys.executable, "-m", "echomq.cli", "worker", "program:worker", f"--health-port={port}", *words],
                 cwd=folder,
                 env={**os.environ, "ECHOMQ_URL": url},
                 stderr=log,
@@ -84,8 +90,8 @@ Start = Callable[..., Probed]
 def start(tmp_path: Path, server: Server) -> Iterator[Start]:
     started: list[Probed] = []
 
-    def start(*words: str, url: str = server.url) -> Probed:
-        started.append(Probed(tmp_path, url, words))
+    def start(*words: str, url: str = server.url, port: str = "0") -> Probed:
+        started.append(Probed(tmp_path, url, words, port))
         return started[-1]
 
     yield start
@@ -144,6 +150,19 @@ async def test_before_it_is_ready_it_says_so(start: Start) -> None:
     probed = start(url="redis://127.0.0.1:1")
     await probed.answers("/ready", 503, "is starting")
     assert probed.ask("/live")[0] == 200
+
+
+async def test_what_a_handler_has_forked_does_not_keep_the_port(start: Start, url: str) -> None:
+    first = start()
+    await first.answers("/ready", 200)
+    async with Queue("probed", connection=url) as queue:
+        fork = await (await queue.add("fork", {})).result(timeout=20)
+    try:
+        first.process.kill()
+        first.process.wait()
+        await start(port=first.address.partition(":")[2]).answers("/live", 200)
+    finally:
+        os.kill(fork, signal.SIGKILL)
 
 
 def test_what_has_told_nothing_for_long_is_not_alive() -> None:

@@ -46,9 +46,9 @@ class HeartbeatLink:
         self._in_use = threading.Lock()
         remember(self)
 
-    def descriptor(self) -> int | None:
+    def descriptors(self) -> list[int]:
         """The number of its socket, for the child of a fork."""
-        return None if self._socket is None else self._socket.fileno()
+        return [] if self._socket is None else [self._socket.fileno()]
 
     def call(self, *args: Argument, timeout: float) -> Reply:
         """Send one command and give its reply.

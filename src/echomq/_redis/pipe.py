@@ -59,11 +59,10 @@ class Pipe(asyncio.Protocol):
         self._glances: asyncio.TimerHandle | None = None
         remember(self)
 
-    def descriptor(self) -> int | None:
+    def descriptors(self) -> list[int]:
         """The number of its socket, for the child of a fork."""
         found = None if self._transport is None else self._transport.get_extra_info("socket")
-        number: int | None = None if found is None else found.fileno()
-        return number
+        return [] if found is None else [found.fileno()]
 
     @property
     def alive(self) -> bool:

@@ -384,9 +384,10 @@ class _Child(asyncio.Protocol):
         self._told = ""
         self._killed = False
 
-    def descriptor(self) -> int | None:
-        """That of its socket: a process that is forked from ours must not hold it open."""
-        return None if self._socket is None else self._socket.fileno()
+    def descriptors(self) -> list[int]:
+        """All that leads to it: a process that is forked from ours must not hold it open."""
+        sockets = [] if self._socket is None else [self._socket, *(self._tickets or ())]
+        return [*(one.fileno() for one in sockets), *([] if self._answers is None else [self._answers])]
 
     def start(self, not_before: float) -> None:
         """Starts it, but not before this time of the event loop."""

@@ -13,6 +13,7 @@ from typing import Final, Self
 import msgspec
 import typer
 
+from echomq._redis.forks import remember
 from echomq.cli.worker.state import ProcessState
 
 _VARIABLE: Final = "ECHOMQ_WORKER_CHILD"
@@ -49,6 +50,7 @@ class Parent:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
+        remember(self)
 
     @classmethod
     def of(cls, environment: MutableMapping[str, str]) -> Self | None:
@@ -59,6 +61,10 @@ class Parent:
         descriptor, process, *dead = told.split(":")
         os.set_inheritable(int(descriptor), False)
         return cls(int(descriptor), process, dead)
+
+    def descriptors(self) -> list[int]:
+        """Those of both pipes, which are none of a forked child's."""
+        return [self._descriptor, self._leash]
 
     @staticmethod
     def variable(descriptor: int, process: str, dead: Sequence[str]) -> dict[str, str]:

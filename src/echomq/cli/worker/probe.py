@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from echomq._redis.forks import remember
 from echomq.cli.worker.state import ProcessState, not_alive, not_ready
 
 _PATIENCE: Final = 5.0
@@ -41,6 +42,11 @@ class Probe:
         shown = f"[{host}]" if ":" in host else host
         self.url: str = f"http://{shown}:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="echomq probe", daemon=True)
+        remember(self)
+
+    def descriptors(self) -> list[int]:
+        """That of the socket at which it listens: a forked child would keep the port from the next worker."""
+        return [self._server.fileno()]
 
     def start(self) -> None:
         """Begins to answer."""
