@@ -47,7 +47,8 @@ class InProcess(msgspec.Struct, frozen=True):
         """Raises InvalidOption: another process could not find it."""
         function = task.function
         extra = task.extra or app.extra
-        place = cls(task.name, function.__module__, function.__qualname__, task.pass_job, extra, _place_of(app))
+        app_place = _place_of(app, function.__module__)
+        place = cls(task.name, function.__module__, function.__qualname__, task.pass_job, extra, app_place)
         try:
             found = _named(sys.modules[place.module], place.qualname)
         except (KeyError, AttributeError):
@@ -149,10 +150,13 @@ def _named(module: Any, qualname: str) -> Any:
     return module
 
 
-def _place_of(app: EchoMQ) -> tuple[str, str] | None:
-    """The module that has the app, and under which name."""
-    for name, module in list(sys.modules.items()):
-        for attribute, value in list(getattr(module, "__dict__", {}).items()):
+def _place_of(app: EchoMQ, first: str) -> tuple[str, str] | None:
+    """The module that has the app, and under which name. It is looked for in the module ``first`` first of all.
+
+    And in the main module last: a process that needs that one runs the start script again.
+    """
+    for name in (first, *(name for name in list(sys.modules) if name != "__main__"), "__main__"):
+        for attribute, value in list(getattr(sys.modules.get(name), "__dict__", {}).items()):
             if value is app:
                 return name, attribute
     return None
