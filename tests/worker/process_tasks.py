@@ -337,6 +337,13 @@ def until(file: str) -> str:
     return "let go"
 
 
+def once_begun_until(began: str, file: str) -> int:
+    """The same, and says that it has begun."""
+    open(began, "w").close()
+    until(file)
+    return os.getpid()
+
+
 def nap(seconds: float, file: str = "") -> int:
     if file:
         with open(file, "w") as out:

@@ -116,6 +116,24 @@ async def test_records_of_a_child_reach_the_same_logger_here(queue: Queue, caplo
     assert "ValueError: shown" in (second.exc_text or "")
 
 
+async def test_a_handler_of_logs_that_raises_harms_no_job(
+    queue: Queue, worker: Worker, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Bad(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("the host of logs is away")
+
+    pid, handler = await result(queue, "pid"), Bad()
+    process_tasks.log.addHandler(handler)
+    try:
+        assert await result(queue, "write_log") == pid
+        assert await result(queue, "pid") == pid
+    finally:
+        process_tasks.log.removeHandler(handler)
+    assert worker.is_running
+    assert capfd.readouterr().err.count("OSError: the host of logs is away\n") == 2
+
+
 async def test_what_it_prints_does_no_harm(url: str, queue: Queue, capfd: pytest.CaptureFixture[str]) -> None:
     async with Worker("computed", route=route, connection=url, processes=POOL, shutdown_timeout=1) as worker:
         assert await result(queue, "print_much") == "printed"
@@ -437,17 +455,6 @@ async def test_as_many_processes_as_are_needed_and_no_more_than_its_size_or_the_
         jobs = [await queue.add("nap", [0.2]) for _ in range(8)]
         assert len({await job.result(timeout=30) for job in jobs}) == 2
     assert children() == []
-
-
-async def test_a_process_that_cannot_start_costs_its_run_an_attempt(
-    queue: Queue, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with Worker("computed", route=route, connection=url, processes=ProcessPool(size=1, warm=False)):
-        monkeypatch.setattr("sys.executable", "/nowhere/python")
-        with pytest.raises(JobFailed, match=r"ProcessCrashed: .* could not be started: .*/nowhere/python"):
-            await result(queue, "pid")
-        monkeypatch.undo()
-        assert await result(queue, "give", 1) == 1
 
 
 async def test_threads_and_descriptors_are_given_back(queue: Queue, url: str) -> None:

@@ -104,6 +104,7 @@ class _Work:
 
     def has_ended(self) -> None:
         """Nothing more is to happen to it."""
+        self.child = None
         self.held.kill = None
         if self._timer is not None:
             self._timer.cancel()
@@ -258,14 +259,16 @@ class Processes:
             self._has_nothing_to_do(child)
 
     def _has_nothing_to_do(self, child: _Child) -> None:
-        if not self._waiting:
+        if not self._anybody_waits():
             self._idle.append(child)
             return
         works = [self._waiting.popleft()]
         # What waits is shared by all; and what has a timeout goes alone, since that begins with it.
         share = 1 + len(self._waiting) // len(self._children)
         most = min(child.at_once, share, (self._options.max_jobs or math.inf) - child.jobs)
-        while len(works) < most and self._waiting and self._waiting[0].timeout is None and works[0].timeout is None:
+        while len(works) < most and works[0].timeout is None and self._anybody_waits():
+            if self._waiting[0].timeout is not None:
+                break
             works.append(self._waiting.popleft())
         child.begin(works)
 
@@ -277,19 +280,19 @@ class Processes:
                 self._waiting.appendleft(work)
             else:
                 work.ended.cancel()
-        while self._waiting and self._idle:
+        while self._idle and self._anybody_waits():
             child = self._idle.pop()
             if child.is_ready:
-                child.begin([self._waiting.popleft()])
+                self._has_nothing_to_do(child)
         self._refill()
 
-    def _first_waiting(self) -> _Work | None:
-        """The one that has waited longest, out of the line; None if nobody waits any more."""
-        while self._waiting:
-            work = self._waiting.popleft()
-            if not work.ended.done():  # else its task was told to stop, and has not come to leave the line
-                return work
-        return None
+    def _anybody_waits(self) -> bool:
+        """Whether anybody still waits for a child; then who has waited longest is the first of the line."""
+        while (
+            self._waiting and self._waiting[0].ended.done()
+        ):  # its task was told to stop, and has not come to leave it
+            self._waiting.popleft()
+        return bool(self._waiting)
 
     def _without(self, child: _Child) -> None:
         self._children.discard(child)
@@ -322,8 +325,18 @@ class Processes:
         self._has_nothing_to_do(child)
         self._refill()
 
-    def ended(self, child: _Child, why: errors.ProcessCrashed) -> None:
-        """A child is gone, or could not be started."""
+    def is_starting(self, child: _Child) -> bool:
+        """Whether it has not taken jobs yet."""
+        return child in self._starting
+
+    def ended(self, child: _Child, why: errors.ProcessCrashed, *, is_broken: bool) -> None:
+        """A child is gone, or could not be started.
+
+        Args:
+            child: it.
+            why: what is to be said of that.
+            is_broken: whether it has said that it cannot load what it is to run.
+        """
         self._leaving.discard(child)
         if child not in self._children:
             return
@@ -333,10 +346,10 @@ class Processes:
             self._not_before = asyncio.get_running_loop().time() + pause
             if self._first is not None and not self._first.done():
                 self._first.set_exception(why)
-            elif (work := self._first_waiting()) is not None:
-                work.ended.set_result((None, why))
-            else:
-                logger.error("queue %s: a process for its jobs could not be started: %s", self._keys.queue, why)
+            elif is_broken and self._anybody_waits():
+                self._waiting.popleft().ended.set_result((None, why))
+            else:  # nothing of a job's: what this machine lacks, memory say; what waits may run as soon as there is some
+                logger.error("queue %s: %s; the next one starts in %g s at the earliest", self._keys.queue, why, pause)
         elif child in self._idle and not self._closed:
             logger.warning("queue %s: a process that waited for jobs is gone: %s", self._keys.queue, why)
         self._without(child)
@@ -382,6 +395,7 @@ class _Child(asyncio.Protocol):
         self._timers: list[asyncio.TimerHandle] = []
         self._code: int | None = None
         self._told = ""
+        self._is_broken = False
         self._killed = False
 
     def descriptors(self) -> list[int]:
@@ -392,6 +406,7 @@ class _Child(asyncio.Protocol):
     def start(self, not_before: float) -> None:
         """Starts it, but not before this time of the event loop."""
         self._starting = self._loop.create_task(self._start(not_before), name="echomq child")
+        self._starting.add_done_callback(self._was_started)
 
     def begin(self, works: list[_Work]) -> None:
         """Runs these jobs, one after the other."""
@@ -443,7 +458,7 @@ class _Child(asyncio.Protocol):
     def leave(self) -> None:
         """Asks it to end in order. Whoever has a job to the end of it must not."""
         self.is_ready = False
-        if self._starting is not None and self._process is None:
+        if self._starting is not None:
             self._starting.cancel()
         if self._transport is not None:
             self._transport.close()
@@ -478,32 +493,36 @@ class _Child(asyncio.Protocol):
     # -- its beginning and its end -------------------------------------------------------------------------------------------
 
     async def _start(self, not_before: float) -> None:
-        try:
-            await asyncio.sleep(not_before - self._loop.time())
-            setup = self._pool.setup()
-            ours, theirs = socket.socketpair()
-            self._socket = ours
+        await asyncio.sleep(not_before - self._loop.time())
+        setup = self._pool.setup()
+        forks.remember(self)
+        ours, theirs = socket.socketpair()
+        self._socket = ours
+        with theirs:
             self._tickets = socket.socketpair()
             self._answers = os.memfd_create("echomq-answers") if hasattr(os, "memfd_create") else None
-            with theirs:
-                given = (theirs.fileno(), self._tickets[1].fileno(), -1 if self._answers is None else self._answers)
-                program = _PROGRAM.format(path=_path(), descriptors=given)
-                self._process = subprocess.Popen(  # noqa: ASYNC220  # in a thread that ends before us it would die with that
-                    [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", program],  # type: ignore[attr-defined]
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[one for one in given if one >= 0],
-                    start_new_session=True,  # Ctrl-C is ours to hear; and what it starts can be killed with it
-                )
-            forks.remember(self)
-            threading.Thread(target=self._wait, args=(self._process,), name="echomq-child", daemon=True).start()
-            self._transport, _ = await self._loop.create_unix_connection(lambda: self, sock=ours)
-            self._transport.write(setup)
-        except asyncio.CancelledError:
-            self._end()
-            self._gone("it was not wanted any more")
-        except Exception as error:  # no memory, too many processes or files, something that cannot be pickled
-            self._end()
-            self._gone(f"it could not be started: {error}")
+            given = (theirs.fileno(), self._tickets[1].fileno(), -1 if self._answers is None else self._answers)
+            program = _PROGRAM.format(path=_path(), descriptors=given)
+            self._process = subprocess.Popen(  # noqa: ASYNC220  # in a thread that ends before us it would die with that
+                [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", program],  # type: ignore[attr-defined]
+                stdin=subprocess.DEVNULL,
+                pass_fds=[one for one in given if one >= 0],
+                start_new_session=True,  # Ctrl-C is ours to hear; and what it starts can be killed with it
+            )
+        threading.Thread(target=self._wait, args=(self._process,), name="echomq-child", daemon=True).start()
+        self._transport, _ = await self._loop.create_unix_connection(lambda: self, sock=ours)
+        self._transport.write(setup)
+
+    def _was_started(self, starting: asyncio.Task[None]) -> None:
+        """Here, not in the task: one that is cancelled before its first step does not take it."""
+        if starting.cancelled():
+            why = "was not wanted any more"
+        elif error := starting.exception():  # no memory, too many processes or files, what cannot be pickled
+            why = f"could not be started: {error}"
+        else:
+            return
+        self._end()
+        self._gone(errors.ProcessCrashed(f"a process for jobs {why}"))
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
         """In a thread of its own: until the process has ended."""
@@ -514,7 +533,7 @@ class _Child(asyncio.Protocol):
     def _exited(self, code: int) -> None:
         self._code = code
         if self._transport is None or self._transport.is_closing():
-            self._gone("")
+            self._gone()
         else:  # what it said before is still to be read; a process that it has started may hold its socket open for ever
             self._later(_TO_DIE, self._transport.abort)
 
@@ -522,7 +541,7 @@ class _Child(asyncio.Protocol):
         """Its socket is closed: by us, by its end, or by its own hand."""
         self.is_ready = False
         if self._code is not None:
-            self._gone("")
+            self._gone()
         elif self._works:
             self._later(_TO_DIE, self._cut_off)
 
@@ -531,7 +550,7 @@ class _Child(asyncio.Protocol):
         self._told = self._told or "it closed its connection to the worker"
         self._end()
 
-    def _gone(self, why: str) -> None:
+    def _gone(self, why: errors.ProcessCrashed | None = None) -> None:
         if self.gone.done():
             return
         self.is_ready = False
@@ -544,7 +563,7 @@ class _Child(asyncio.Protocol):
             self._transport.abort()
         elif self._socket is not None:
             self._socket.close()
-        crash = _crash(self._code, why or self._told)
+        crash = why or self._crash()
         with contextlib.suppress(Exception):  # whatever it has written there
             self._read_answers()
         waiting = self._not_begun()
@@ -561,7 +580,22 @@ class _Child(asyncio.Protocol):
             else:
                 work.ended.set_result((None, crash))
         self._pool.take_back(waiting)
-        self._pool.ended(self, crash)
+        self._pool.ended(self, crash, is_broken=self._is_broken)
+
+    def _crash(self) -> errors.ProcessCrashed:
+        """What is to be said of its end."""
+        who = "the process that ran the job" if self._works else "a process for jobs"
+        when = " while it started" if self._pool.is_starting(self) else ""
+        code, told = self._code, self._told
+        if code is None or told:
+            return errors.ProcessCrashed(f"{who} has ended{when}: {told or 'nobody knows how'}", exit_code=code)
+        if code >= 0:
+            hint = ", as os._exit does" if self._works else ""
+            return errors.ProcessCrashed(f"{who} ended itself{when} with exit code {code}{hint}", exit_code=code)
+        number = -code
+        name = signal.Signals(number).name if number in signal.valid_signals() else "a signal"
+        hint = "; the kernel sends it when memory runs out" if number == signal.SIGKILL else ""
+        return errors.ProcessCrashed(f"{who} died{when} of signal {number} ({name}){hint}", signal=number)
 
     def _close(self) -> None:
         if self._look is not None:
@@ -608,7 +642,7 @@ class _Child(asyncio.Protocol):
             self.is_ready = True
             self._pool.ready(self)
         elif kind == pipe.BROKEN:
-            self._told = frame[1]
+            self._told, self._is_broken = frame[1], True
 
     def _has_ended(self, end: _End | None, error: BaseException | None) -> None:
         work = self._works.pop(0)
@@ -646,30 +680,22 @@ def _raisable(error: BaseException) -> BaseException:
     return other
 
 
-def _crash(code: int | None, told: str) -> errors.ProcessCrashed:
-    """What is to be said of the end of a process."""
-    if code is None or told:
-        return errors.ProcessCrashed(f"the process for the job has ended: {told or 'nobody knows how'}", exit_code=code)
-    if code >= 0:
-        return errors.ProcessCrashed(
-            f"the process that ran the job ended itself with exit code {code}, as os._exit does", exit_code=code
-        )
-    number = -code
-    name = signal.Signals(number).name if number in signal.valid_signals() else "a signal"
-    hint = "; the kernel sends it when memory runs out" if number == signal.SIGKILL else ""
-    return errors.ProcessCrashed(f"the process that ran the job died of signal {number} ({name}){hint}", signal=number)
-
-
 def _log(parts: dict[str, Any]) -> None:
     """Hands a record of a child's logger to our logger of the same name."""
     target = logging.getLogger(parts["name"])
-    if target.isEnabledFor(parts["levelno"]):
-        target.handle(logging.makeLogRecord(parts))
+    if not target.isEnabledFor(parts["levelno"]):
+        return
+    record = logging.makeLogRecord(parts)
+    try:
+        target.handle(record)
+    except Exception:  # of a handler, or a filter: nothing of the child's
+        with contextlib.suppress(Exception):
+            logging.Handler().handleError(record)
 
 
 def _path() -> list[str]:
     """Where modules are, also for a child: the empty entry is the folder that we are in."""
-    return [entry or os.getcwd() for entry in sys.path]
+    return [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]  # Python passes over all others too
 
 
 def _main_module() -> dict[str, str]:
