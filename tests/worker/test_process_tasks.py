@@ -65,6 +65,7 @@ async def test_a_result_that_cannot_be_read_back_stops_nothing(
 
         async with app.worker(processes=POOL) as worker:
             assert await (await give.enqueue([[7]])).result(timeout=30) == [[7]]
+            await wait_until(lambda: told and around)
             monkeypatch.setattr("echomq._worker.hooks.decode_json", too_deep)
             jobs = [await give.enqueue([[number]]) for number in range(2)]
             assert [await job.result(timeout=30) for job in jobs] == [[[0]], [[1]]]
