@@ -268,6 +268,22 @@ async def test_one_that_expired_can_be_run_all_the_same(queue: Queue, url: str) 
         await wait_until(lambda: ran == [job_id])
 
 
+async def test_one_that_completed_and_is_run_from_the_start_has_its_time_anew(queue: Queue, server: Server) -> None:
+    job = await queue.add("job", expire_in=30)
+    ran: list[str] = []
+
+    async def process(job: Job[Any]) -> None:
+        ran.append(job.id)
+
+    async with Worker(queue, process):
+        await job.result(timeout=10)
+        with server.client() as client:
+            client.hincrby(f"emq:{{jobs}}:{job.id}", "timestamp", -3_600_000)
+        await job.retry(reset_attempts=True)
+        await job.result(timeout=10)
+    assert ran == [job.id] * 2
+
+
 # -- dead letters -------------------------------------------------------------------------------------------------------------
 
 

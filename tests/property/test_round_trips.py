@@ -195,11 +195,16 @@ def promoted_with_all(queue: Queue, job_id: str) -> Changes:
     return {}
 
 
+def due_in(queue: Queue, job_id: str, delay: int) -> Changes:
+    """From when on a job has the time within which it must be started, if there is one."""
+    assert queue.clock is not None
+    return {"due": str(queue.clock + delay)} if "expireIn" in queue.get(job_id)["opts"] else {}
+
+
 def given_another_delay(queue: Queue, job_id: str) -> Changes:
     finish(queue, job_id, "delayed", "90000", skip=True)
     assert call(queue, "changeDelay-5", job_id, 200, "") == [0, ""]
-    assert queue.clock is not None
-    return {"due": str(queue.clock + 200)} if "expireIn" in queue.get(job_id)["opts"] else {}
+    return due_in(queue, job_id, 200)
 
 
 def given_another_priority(queue: Queue, job_id: str) -> Changes:
@@ -223,7 +228,7 @@ def failed_and_retried(queue: Queue, job_id: str) -> Changes:
 def failed_and_retried_from_the_start(queue: Queue, job_id: str) -> Changes:
     fail(queue, job_id)
     assert call(queue, "reprocessJob-10", job_id, "1") == [0, ""]
-    return {"stacktrace": FAILED["stacktrace"], "ats": "1"}
+    return {"stacktrace": FAILED["stacktrace"], "ats": "1", **due_in(queue, job_id, 0)}
 
 
 def failed_and_retried_with_all(queue: Queue, job_id: str) -> Changes:

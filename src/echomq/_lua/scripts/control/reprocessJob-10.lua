@@ -36,13 +36,17 @@ elseif not from then
   code, found = -3, state.near(queue_keys.of(base), job_id)
 else
   local readable, opts = pcall(cjson.decode, job[4] or "")
-  local first = readable and type(opts) == "table" and opts.lifo and opts.lifo ~= cjson.null
+  opts = readable and type(opts) == "table" and opts or {}
+  local first = opts.lifo and opts.lifo ~= cjson.null
   redis.call("ZREM", from == "completed" and completed or failed, job_id)
   line_up.put(q, job_id, place.priority(job[2]), first)
   line_up.mark(q)
   run_again.forget_end(key, from)
   if reset == "1" then
     redis.call("HDEL", key, "atm", "ats", "attemptsMade")
+    if opts.expireIn then   -- its first start comes once more
+      redis.call("HSET", key, "due", now_text)
+    end
   end
   if parent then
     parents.child_runs_again(parent, key, from)
