@@ -531,7 +531,7 @@ class StoreThreads:
             except StopIteration as raised:  # which no future takes
                 error = RuntimeError("StopIteration was raised")
                 error.__cause__ = raised
-            except BaseException as raised:  # is none of ours
+            except BaseException as raised:  # the function's own: it is raised where that is waited for
                 error = raised
             try:
                 loop.call_soon_threadsafe(tell, made, error)

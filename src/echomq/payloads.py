@@ -72,9 +72,8 @@ async def collect(
     given = [connections] if isinstance(connections, (Connection, str)) else list(connections)
     if not given:
         raise InvalidOption("connections=[]: name all servers whose jobs use the store")
-    servers = [Connection.of(one) for one in given]
-
     threads = StoreThreads(repr(store), to_seconds(timeout, "timeout", least=0.001))
+    servers = [Connection.of(one) for one in given]
     doomed = await _put_before(store, before, threads)
     for _ in range(2):  # a job that goes from one queue to another may be missed in one walk
         for server in servers:
