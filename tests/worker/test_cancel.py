@@ -293,37 +293,17 @@ async def test_a_handler_that_does_not_stop_is_given_up(
 
 
 @pytest.mark.parametrize("ends", ["returns", "raises", "puts it off"])
-async def test_however_the_handler_ends(queue: Queue, ends: str) -> None:
-    begun = asyncio.Event()
-
-    async def process(job: Job[object]) -> str:
-        begun.set()
-        try:
-            await asyncio.sleep(30)
-        except asyncio.CancelledError:
-            await asyncio.sleep(0.01)  # cleaning up
-        if ends == "raises":
-            raise ValueError("while cleaning up")
-        if ends == "puts it off":
-            raise RetryLater(1)
-        return "done"
-
-    async with Worker(queue, process):
-        job = await queue.add("seat", {}, attempts=3, backoff=100)
-        await begun.wait()
-        await job.cancel(WHY)
-        found = await cancelled(queue, job)
-        assert found.return_value is None
-
-
-@pytest.mark.parametrize("ends", ["returns", "raises", "puts it off"])
-async def test_one_that_ends_before_its_worker_has_heard(queue: Queue, server: Server, ends: str) -> None:
-    """The word of it is lost; its outcome comes to the server after the request."""
+@pytest.mark.parametrize("hears", [True, False])
+async def test_however_the_handler_ends(queue: Queue, server: Server, ends: str, hears: bool) -> None:
+    """Also where the word of it is lost, and its outcome comes to the server after the request."""
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def process(job: Job[object]) -> str:
         begun.set()
-        await go_on.wait()
+        try:
+            await go_on.wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.01)  # cleaning up
         if ends == "raises":
             raise ValueError("no seat")
         if ends == "puts it off":
@@ -333,10 +313,14 @@ async def test_one_that_ends_before_its_worker_has_heard(queue: Queue, server: S
     async with Worker(queue, process):
         job = await queue.add("seat", {}, attempts=3, backoff=100)
         await begun.wait()
-        with server.client() as client:
-            client.hset(f"emq:{{seats}}:{job.id}", "cancelRequested", WHY)
-        go_on.set()
-        await cancelled(queue, job)
+        if hears:
+            await job.cancel(WHY)
+        else:
+            with server.client() as client:
+                client.hset(f"emq:{{seats}}:{job.id}", "cancelRequested", WHY)
+            go_on.set()
+        found = await cancelled(queue, job)
+        assert found.return_value is None
 
 
 async def test_one_that_comes_back_is_not_run(queue: Queue, server: Server) -> None:
