@@ -158,6 +158,14 @@ class Connection:
             return self._target == other._target
         return self.where == other.where
 
+    def like(
+        self, *, call_timeout: Duration = 10.0, connect_timeout: Duration = 5.0, wait: Duration = 3.0
+    ) -> Connection:
+        """Not for users of EchoMQ. Another one to the same server, as the same user, with a patience of its own."""
+        made = type(self).__new__(type(self))
+        made._set_up(self._target, call_timeout, connect_timeout, wait)
+        return made
+
     def acquire(self) -> Hub:
         """Not for users of EchoMQ. Makes its caller a user of what is open here; ``await hub.release()`` when done."""
         if self._closed:

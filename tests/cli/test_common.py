@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -82,6 +83,51 @@ async def test_prefix_hash_tag_and_url(server: Server) -> None:
         assert (await echomq("queue", "pause", "orders", *words, "--url", server.url)).code == 0
         with server.client() as client:
             assert client.exists(key), key
+
+
+LETTERING = """\
+from echomq import EchoMQ, Worker
+
+app = EchoMQ({url!r}, prefix="mine")
+bull = Worker("orders", print, connection={url!r}, prefix="bull")
+alone = EchoMQ("embedded://memory")
+number = 5
+"""
+
+
+async def test_the_server_and_the_keys_of_an_app(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "lettering.py").write_text(LETTERING.format(url=server.url))
+    env = {"PYTHONPATH": str(tmp_path)}
+    for target, key in [("lettering:app", "mine:{orders}:meta"), ("lettering:bull", "bull:orders:meta")]:
+        shown = await echomq("queue", "pause", "orders", "--app", target, env=env, url="redis://127.0.0.1:1")
+        assert shown.code == 0, shown.err
+        with server.client() as client:
+            assert client.exists(key), key
+    shown = await echomq("job", "list", "orders", "failed", "--app", "lettering:app", env=env)
+    assert shown.code == 0, shown.err
+    shown = await echomq("top", "--once", "--interval", "0.1", "--app", "lettering:app", env=env)
+    assert (shown.code, "prefix mine" in shown.out) == (0, True), shown.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["lettering:app", "--url", "redis://127.0.0.1:1"], "the app has its server and its keys; leave --url out"),
+        (["lettering:app", "--prefix", "emq"], "leave --prefix out"),
+        (["lettering:app", "--no-hash-tag"], "leave --hash-tag out"),
+        (["lettering:number"], "must name an EchoMQ or a Worker, and is of type int; it has: alone, app, bull"),
+        (["lettering:nothing"], "the module lettering has no 'nothing'; it has: alone, app, bull"),
+        (["lettering.py"], "must name a module, not a file; write lettering:app"),
+        (["nowhere:app"], "there is no module 'nowhere'"),
+        (["lettering:alone"], "a server for one process alone; use embedded://NAME"),
+    ],
+)
+async def test_what_is_no_app_is_refused_by_the_command(tmp_path: Path, words: list[str], said: str) -> None:
+    (tmp_path / "lettering.py").write_text(LETTERING.format(url="redis://127.0.0.1:1"))
+    shown = await echomq("queue", "list", "--app", *words, env={"PYTHONPATH": str(tmp_path)})
+    assert (shown.code, shown.out) == (2, "")
+    assert shown.err.startswith("echomq queue list: ")
+    assert said in shown.err
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])

@@ -95,8 +95,23 @@ HashTag = Annotated[
 def _common(
     *,
     url: Url = None,
-    prefix: Prefix = "emq",
+    prefix: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="What the keys begin with; bull for queues of BullMQ; left out, emq.",
+            show_default=False,
+        ),
+    ] = None,
     hash_tag: HashTag = None,
+    app: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TARGET",
+            help="In place of these: the app whose server and keys they are, package.module:name, as for echomq worker.",
+            show_default=False,
+        ),
+    ] = None,
     timeout: Annotated[
         float | None, seconds_option("--timeout", help="Give up after this time, with exit code 4.")
     ] = None,
@@ -135,10 +150,12 @@ def command(
         @functools.wraps(work)
         def run(**given: Any) -> None:
             common = {option: given.pop(option) for option in _COMMON}
-            connection = functools.partial(_connection, common["url"], common["timeout"], patience)
-            raise typer.Exit(
-                _run(f"echomq {path}", functools.partial(_carry_out, work, given, connection, is_timed, common))
-            )
+
+            def begin() -> Coroutine[Any, Any, None]:
+                shell = _shell(path, common, _times(common["timeout"], patience))
+                return _carry_out(functools.partial(work, **given), shell, is_timed)
+
+            raise typer.Exit(_run(f"echomq {path}", begin))
 
         del run.__wrapped__  # Typer would ask it for its parameters
         parameters = [*own, *_COMMON.values()]
@@ -151,14 +168,15 @@ def command(
     return register
 
 
-def _run(path: str, work: Callable[[], Coroutine[Any, Any, None]]) -> int:
+def _run(path: str, begin: Callable[[], Coroutine[Any, Any, None]]) -> int:
     # What the library logs of reconnecting and the like is no concern of a command that says itself what failed.
     logging.getLogger("echomq").addHandler(logging.NullHandler())
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that knows no UTF-8
     try:
-        run_in_loop(work())
+        work = begin()  # before there is an event loop: the module of an app may run one of its own
+        run_in_loop(work)
         sys.stdout.flush()
     except EchoMQError as error:
         more = "; echomq doctor says what is damaged" if isinstance(error, BrokenKey) else ""
@@ -176,28 +194,40 @@ def _run(path: str, work: Callable[[], Coroutine[Any, Any, None]]) -> int:
     return 0
 
 
-def _connection(url: str | None, timeout: float | None, patience: float) -> Connection:
+def _times(timeout: float | None, patience: float) -> dict[str, float]:
+    """The times of the connection."""
     if not patience:  # what goes on looking wants to hear soon that it cannot
         limit = _SILENCE if timeout is None else max(timeout, 0.001)
-        return Connection(url, wait=0, call_timeout=limit, connect_timeout=limit)
+        return {"wait": 0, "call_timeout": limit, "connect_timeout": limit}
     if timeout is None:
-        return Connection(url, wait=patience)
+        return {"wait": patience}
     # A server that is away is told of in time, with the reason; one that is silent has until --timeout.
-    return Connection(url, wait=timeout * 0.9, call_timeout=timeout + 1, connect_timeout=timeout + 1)
+    return {"wait": timeout * 0.9, "call_timeout": timeout + 1, "connect_timeout": timeout + 1}
 
 
-async def _carry_out(
-    work: Callable[..., Coroutine[Any, Any, None]],
-    given: dict[str, Any],
-    connect: Callable[[], Connection],
-    is_timed: bool,
-    common: dict[str, Any],
-) -> None:
-    async with connect() as connection:
-        shell = Shell(connection, **{option: common[option] for option in ("prefix", "hash_tag", "timeout", "as_json")})
+def _shell(path: str, common: dict[str, Any], times: dict[str, float]) -> Shell:
+    """What the common options say."""
+    rest = {"timeout": common["timeout"], "as_json": common["as_json"]}
+    if common["app"] is None:
+        prefix = "emq" if common["prefix"] is None else common["prefix"]
+        return Shell(Connection(common["url"], **times), prefix=prefix, hash_tag=common["hash_tag"], **rest)
+    for option in ("url", "prefix", "hash_tag"):
+        if common[option] is not None:
+            misuse(
+                f"--app {common['app']}: the app has its server and its keys; leave --{option.replace('_', '-')} out"
+            )
+    from echomq.cli.worker.target import keys_of, load  # only now: it comes with the worker, which needs this module
+
+    found = load(common["app"], path)
+    prefix, hash_tag = keys_of(common["app"], found, path)
+    return Shell(found.connection.like(**times), prefix=prefix, hash_tag=hash_tag, **rest)
+
+
+async def _carry_out(work: Callable[[Shell], Coroutine[Any, Any, None]], shell: Shell, is_timed: bool) -> None:
+    async with shell.connection:
         try:
             async with shell.in_time() if is_timed else contextlib.nullcontext():
-                await work(shell, **given)
+                await work(shell)
         finally:
             await shell.close()
 

@@ -33,12 +33,13 @@ def refuse(message: str, command: str = "worker") -> NoReturn:
     raise typer.Exit(2)
 
 
-def load(target: str) -> EchoMQ | Worker:
+def load(target: str, command: str = "worker") -> EchoMQ | Worker:
     """The app or the worker that it names; ends the command where there is none."""
-    module, found = _named(target, "school:app")
+    module, found = _named(target, "school:app", command)
     if not isinstance(found, EchoMQ | Worker):
         refuse(
-            f"{target!r}: must name an EchoMQ or a Worker, and is of type {type(found).__name__}; {_what_it_has(module)}"
+            f"{target!r}: must name an EchoMQ or a Worker, and is of type {type(found).__name__}; {_what_it_has(module)}",
+            command,
         )
     return found
 
@@ -55,7 +56,7 @@ def retry_policy(given: str) -> RetryPolicy:
     return found
 
 
-def _named(target: str, example: str) -> tuple[ModuleType, Any]:
+def _named(target: str, example: str, command: str = "worker") -> tuple[ModuleType, Any]:
     """What ``package.module:name`` is, and its module."""
     file, _, name = target.partition(":")
     if file.endswith(".py") or "/" in file:
@@ -63,20 +64,20 @@ def _named(target: str, example: str) -> tuple[ModuleType, Any]:
         remedy = f"write {module_name}:{name or example.partition(':')[2]}"
         if module_name.startswith("."):
             remedy = "run the command in its folder"
-        refuse(f"{target!r}: must name a module, not a file; {remedy}")
+        refuse(f"{target!r}: must name a module, not a file; {remedy}", command)
     if not file or not name:
-        refuse(f"{target!r}: must be package.module:name, such as {example}")
-    module = _imported(target, file)
+        refuse(f"{target!r}: must be package.module:name, such as {example}", command)
+    module = _imported(target, file, command)
     try:
         found: Any = module
         for part in name.split("."):
             found = getattr(found, part)
     except AttributeError:
-        refuse(f"{target!r}: the module {file} has no {name!r}; {_what_it_has(module)}")
+        refuse(f"{target!r}: the module {file} has no {name!r}; {_what_it_has(module)}", command)
     return module, found
 
 
-def _imported(target: str, name: str) -> ModuleType:
+def _imported(target: str, name: str, command: str) -> ModuleType:
     folder = os.getcwd()
     if "" not in sys.path and folder not in sys.path:
         sys.path.insert(0, folder)
@@ -86,15 +87,16 @@ def _imported(target: str, name: str) -> ModuleType:
         if error.name == name or (error.name is not None and name.startswith(f"{error.name}.")):
             refuse(
                 f"{target!r}: there is no module {error.name!r} in {folder} or on Python's path; run the command in the "
-                "folder where it is"
+                "folder where it is",
+                command,
             )
         failure: Exception = error
     except Exception as error:  # whatever the user's own code raises
         failure = error
     failure.__traceback__ = _from_the_module_on(failure.__traceback__)
     if isinstance(failure, EchoMQError):  # it says what is wrong and what to do; all that is missing is where
-        refuse(f"{target!r}: {failure}{_place(failure.__traceback__)}")
-    typer.echo(f"echomq worker: {target!r}: the module {name} cannot be imported:", err=True)
+        refuse(f"{target!r}: {failure}{_place(failure.__traceback__)}", command)
+    typer.echo(f"echomq {command}: {target!r}: the module {name} cannot be imported:", err=True)
     traceback.print_exception(failure)
     raise typer.Exit(1)
 
@@ -117,6 +119,15 @@ def _is_theirs(file: str) -> bool:
     if file.startswith((_OURS, "<frozen ")):
         return False
     return not file.startswith(_PYTHONS) or "-packages" in file.removeprefix(_PYTHONS)
+
+
+def keys_of(target: str, found: EchoMQ | Worker, command: str) -> tuple[str, bool | None]:
+    """The prefix of its keys, and whether queue names stand in braces there; refuses a server that it alone can reach."""
+    if found.connection.where == _OWN_SERVER:
+        refuse(f"--app {target} is at {_OWN_SERVER}, a server for one process alone; {_SHARED_SERVER}", command)
+    if isinstance(found, Worker):
+        return found._keys.prefix, found._keys.hash_tag
+    return found._prefix, found._hash_tag
 
 
 def check_server(target: str, found: EchoMQ | Worker, processes: int) -> None:
