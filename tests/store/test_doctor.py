@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -343,6 +344,14 @@ async def test_a_job_that_is_being_run_again_by_then_is_left_to_its_worker(queue
     with pytest.raises(JobLocked):
         await doctor.fix(found)
     assert queue.dump() == before
+
+
+@pytest.mark.parametrize("flag", [1, "true", 0, None, False])
+async def test_a_child_that_failed_tells_its_parent_by_a_flag_that_the_finish_would_heed(
+    queue: Queue, doctor: Doctor, flag: object
+) -> None:
+    queue.command("HSET", "~broken", "parent", json.dumps({"id": "q", "queueKey": "emq:{q}", "idof": flag}))
+    assert kinds(await doctor.examine("q")) == []
 
 
 async def test_a_run_whose_lock_was_renewed_by_then_goes_on(queue: Queue, doctor: Doctor) -> None:

@@ -191,6 +191,19 @@ def test_what_was_kept_goes_with_the_job_when_its_id_was_freed_by_hand(queue: Qu
     assert queue.get("de:K") == (None if held_by == "nobody" else "other")
 
 
+@pytest.mark.parametrize(
+    ("lifo", "line"), [("null", ["2", "other"]), ("false", ["2", "other"]), ("true", ["other", "2"])]
+)
+def test_the_next_job_goes_to_the_front_by_its_options_alone(queue: Queue, lifo: str, line: list[str]) -> None:
+    add(queue, {"id": "K"})
+    queue.fetch()
+    token = queue.token
+    queue.add("other", job_id="other")
+    queue.command("HSET", "~dn:K", "name", "kept", "data", "{}", "opts", f'{{"lifo":{lifo}}}', "jid", "2")
+    queue.finish(completed("1", token))
+    assert queue.get("wait") == line
+
+
 def test_the_next_job_never_writes_over_one_that_has_its_id_by_now(queue: Queue) -> None:
     de = {"id": "K", "keepLastIfActive": True}
     add(queue, de)

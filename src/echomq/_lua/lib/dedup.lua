@@ -78,7 +78,7 @@ function M.add_next(q, found, job_id, deid, now, now_text)
   end
   new_job.store(q, id, payload[1] or "", payload[2] or "{}", payload[3] or "{}", now_text,
     string.format("%.0f", delay), string.format("%.0f", priority), extra)
-  local kind = new_job.put(q, id, now, delay, priority, opts.lifo)
+  local kind = new_job.put(q, id, now, delay, priority, new_job.at_front(opts))
   if payload[7] then
     redis.call("SADD", payload[7], q.base .. id)
   end

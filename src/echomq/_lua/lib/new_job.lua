@@ -23,6 +23,11 @@ function M.delay_until(due, timestamp, now)
   return due > now and place.whole(math.max(0, due - tonumber(timestamp))) or "0"
 end
 
+--- Whether options ask for the front of the line; with JSON's null they do not.
+function M.at_front(opts)
+  return opts.lifo and opts.lifo ~= cjson.null
+end
+
 --- Into delayed, prioritized or wait. Returns "delayed" or "runnable": which marker the caller owes.
 function M.put(q, id, timestamp, delay, priority, lifo)
   if delay > 0 then

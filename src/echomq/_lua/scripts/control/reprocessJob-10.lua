@@ -11,7 +11,7 @@
 --- @key calls
 --- @arg job_id
 --- @arg reset
---- @use clock check place queue_keys state line_up parents run_again
+--- @use clock check place queue_keys state line_up parents run_again new_job
 --- @lane
 --- @returns now, 0 done | -1 no such job | -3 not ended, and then its state
 
@@ -37,7 +37,7 @@ elseif not from then
 else
   local readable, opts = pcall(cjson.decode, job[4] or "")
   opts = readable and type(opts) == "table" and opts or {}
-  local first = opts.lifo and opts.lifo ~= cjson.null
+  local first = new_job.at_front(opts)
   redis.call("ZREM", from == "completed" and completed or failed, job_id)
   line_up.put(q, job_id, place.priority(job[2]), first)
   line_up.mark(q)

@@ -104,7 +104,7 @@ for index, job in ipairs(jobs) do
     local its_id = new_id(former)
     local priority = place.priority(given.priority)
     new_job.store(q, its_id, job[1], job[2] or "{}", opts, now_text, "0", place.whole(priority))
-    new_job.put(q, its_id, now, 0, priority, given.lifo and given.lifo ~= cjson.null)
+    new_job.put(q, its_id, now, 0, priority, new_job.at_front(given))
     moved[#moved + 1] = its_id
   end
   if redis.call("LREM", wait, "-1", id) == 0 and settings.paused then

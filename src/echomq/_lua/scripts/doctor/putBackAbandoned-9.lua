@@ -12,7 +12,7 @@
 --- @arg job_id
 --- @arg older_ms number
 --- @arg act
---- @use clock check place line_up
+--- @use clock check line_up stalled_job
 --- @returns 1 it is abandoned | 0 it is not; for how many milliseconds it has run
 
 -- Safe to send again: what was put back is not active any more.
@@ -24,7 +24,7 @@ line_up.look(q)
 check.set(stalled)
 local key = base .. job_id
 local now = clock.read(clock_given)
-local found = redis.pcall("HMGET", key, "processedOn", "priority", "stc")
+local found = redis.pcall("HMGET", key, "processedOn")
 if found.err or redis.call("EXISTS", key) == 0 or redis.call("EXISTS", key .. ":lock", check_at) > 0
   or not redis.call("LPOS", active, job_id) then
   return { 0, 0 }
@@ -35,17 +35,8 @@ if since < older_ms then
 end
 if act ~= "" then
   line_up.begin(q)
-  redis.call("LREM", active, "1", job_id)
   redis.call("SREM", stalled, job_id)
-  redis.call("HSET", key, "stc", place.whole(place.count(found[3]) + 1))
-  local priority = place.priority(found[2])
-  if priority > 0 then
-    redis.call("ZADD", prioritized, place.front_score(priority, prioritized, q.pc), job_id)
-  else
-    line_up.put(q, job_id, 0, true)
-  end
+  stalled_job.put_back(q, { now = now, max_stalled = math.huge }, job_id)
   line_up.mark(q)
-  redis.pcall("XADD", events, "*", "event", "waiting", "jobId", job_id, "prev", "active")
-  redis.pcall("XADD", events, "*", "event", "stalled", "jobId", job_id)
 end
 return { 1, since }

@@ -24,16 +24,11 @@ elseif redis.call("SISMEMBER", key .. ":dependencies", child_key) == 1 then
   if not child_base or redis.call("EXISTS", child_key) == 0 then
     code = 2
   else
-    local child = check.fields(child_key, "returnvalue", "failedReason", "parent")
+    local child = check.fields(child_key, "returnvalue", "failedReason")
     if check.read("sorted set", "ZSCORE", child_base .. "completed", id) then
       code, told = 3, child[1] or "null"
     elseif check.read("sorted set", "ZSCORE", child_base .. "failed", id) then
-      local readable, said = pcall(cjson.decode, child[3] or "")
-      for _, name in ipairs({ "fpof", "cpof", "idof", "rdof" }) do
-        if readable and type(said) == "table" and said[name] and not policy then
-          policy = name
-        end
-      end
+      policy = parents.policy_of(child_key)
       if policy then
         code, told = 4, child[2] or ""
       end

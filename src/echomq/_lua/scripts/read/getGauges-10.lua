@@ -9,16 +9,8 @@
 --- @key waiting_children
 --- @key meta
 --- @key limiter
---- @use clock check place queue_meta
+--- @use clock check place queue_meta listed
 --- @returns how many are in wait, in paused, in each other state (active, delayed, prioritized, waiting-children, completed, failed), 1 if the queue is paused, for how many milliseconds a rate limit holds its workers, how old the job is that runs next (milliseconds, -1 if none waits), how many have completed and failed since that is counted (-1 where it is not)
-
-local function jobs_in(list)
-  local length = check.list(list)
-  if length > 0 and string.sub(redis.call("LINDEX", list, "-1"), 1, 2) == "0:" then
-    return length - 1   -- the marker that versions before 5 may have left there
-  end
-  return length
-end
 
 local now = clock.read(clock_given)
 
@@ -42,7 +34,7 @@ local function next_of(list)
   return id
 end
 
-local in_wait, in_paused, in_prioritized = jobs_in(wait), jobs_in(paused), check.zset(prioritized)
+local in_wait, in_paused, in_prioritized = listed.count(wait), listed.count(paused), check.zset(prioritized)
 local oldest
 for _, id in ipairs({ next_of(wait), next_of(paused), redis.call("ZRANGE", prioritized, "0", "0")[1] }) do
   if id then
