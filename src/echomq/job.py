@@ -548,6 +548,7 @@ class Job(JobRecord[R]):
         Raises:
             JobLocked: a worker is running it, or one of its children.
             StateError: it is the next run of a schedule.
+            BrokenKey: below it jobs wait for each other in a long circle.
             ServerUnavailable: not carried out. ConnectionLost: outcome unknown.
         """
         check_truth(children, "children")

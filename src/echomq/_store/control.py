@@ -47,7 +47,7 @@ async def remove(line: Line, job_id: str, *, children: bool) -> None:
     Raises:
         JobLocked: it or one of its children is being run.
         StateError: it is the next run of a schedule.
-        BrokenKey: its children are their own children, by a long way.
+        BrokenKey: below it jobs wait for each other in a long circle.
     """
     code, trail = _SOME_CHILDREN_GONE, [b""]  # where the calls begin: at the job, and ever further down in a deep tree
     while trail and code in (_GONE, _SOME_CHILDREN_GONE, _DEEPER_FIRST):
