@@ -37,9 +37,8 @@ elseif not from then
 else
   local readable, opts = pcall(cjson.decode, job[4] or "")
   opts = readable and type(opts) == "table" and opts or {}
-  local first = new_job.at_front(opts)
   redis.call("ZREM", from == "completed" and completed or failed, job_id)
-  line_up.put(q, job_id, place.priority(job[2]), first)
+  line_up.put(q, job_id, place.priority(job[2]), new_job.at_front(opts))
   line_up.mark(q)
   run_again.forget_end(key, from)
   if reset == "1" then
