@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from echomq import Call, Job, JobCancelled, JobFailed, ProcessCrashed, ProcessPool, Queue, Worker
+from echomq._redis import forks
 from echomq._worker import pipe, processes
 from tests.support.wait import wait_until
 from tests.worker import process_tasks
@@ -139,6 +141,19 @@ async def test_a_run_that_is_cancelled_as_its_answer_comes_ends(
         found = await job.refresh()
         assert found is not None
         assert found.state != "active"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+async def test_a_fork_holds_nothing_that_leads_to_a_process(url: str) -> None:
+    async with Worker("computed", route=route, connection=url, processes=POOL):
+        [child] = [one for one in forks._open if isinstance(one, processes._Child) and one.is_ready]
+        numbers = child.descriptors()
+        assert len(numbers) == (4 if hasattr(os, "memfd_create") else 3)
+        pid = os.fork()
+        if pid == 0:
+            nothing = os.stat(os.devnull).st_rdev
+            os._exit(sum(os.fstat(number).st_rdev != nothing for number in numbers))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 async def test_a_process_that_is_not_wanted_before_it_has_begun_to_start_is_gone(
