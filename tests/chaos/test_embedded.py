@@ -19,7 +19,18 @@ from pathlib import Path
 import pytest
 import redis
 
-from echomq._redis.embedded import EmbeddedServer, join, join_async, keeper, member, places, start, status, stop
+from echomq._redis.embedded import (
+    EmbeddedServer,
+    control,
+    join,
+    join_async,
+    keeper,
+    member,
+    places,
+    start,
+    status,
+    stop,
+)
 from echomq._redis.embedded.control import user_pids
 from echomq._redis.embedded.keeper import Refused, ask, health, is_held, pid_in
 from echomq.errors import InvalidOption, ServerUnavailable, UnsupportedServer
@@ -575,6 +586,7 @@ def test_a_process_with_many_open_files_may_use_one() -> None:
 
 async def test_stopping_one_whose_keeper_has_just_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     def ended(folder: str, name: str) -> int:
+        monkeypatch.setattr(keeper, "pid_in", pid_in)
         kill(pid_in(folder, name))
         other = subprocess.Popen(["true"])
         other.wait()
@@ -583,6 +595,27 @@ async def test_stopping_one_whose_keeper_has_just_ended(monkeypatch: pytest.Monk
     with join("orders"):
         monkeypatch.setattr(keeper, "pid_in", ended)
         assert stop("orders", force=True) == "stopped"
+
+
+def test_stopping_one_that_is_started_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a worker does that goes on working: between two looks its new keeper has taken the lock."""
+    with join("orders") as server:
+        first, send = keeper_pid(server), os.kill
+
+        def send_and_start_again(pid: int, number: int) -> None:
+            monkeypatch.setattr(os, "kill", send)
+            send(pid, number)
+            deadline = time.monotonic() + 20
+            while status("orders").keeper_pid == first:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            server.ensure()
+
+        monkeypatch.setattr(os, "kill", send_and_start_again)
+        monkeypatch.setattr(control, "STOP_LIMIT", 2.0)
+        assert stop("orders", force=True) == "stopped"
+        assert status("orders").running
+        assert keeper_pid(server) != first
 
 
 async def test_started_by_hand_it_runs_without_users_until_it_is_stopped(home: Path) -> None:

@@ -153,19 +153,20 @@ def stop(name: str = "default", *, force: bool = False) -> Ending:
             except OSError as error:
                 raise ServerUnavailable(f"the embedded server {name!r} cannot be stopped: {error}") from error
             return "stopped"
+        pid = keeper.pid_in(str(folder), "keeper")
     # The keeper stops an unused server by itself; a signal stops a used one.
-    pid = keeper.pid_in(str(folder), "keeper")
     if force and pid is not None:
         with suppress(ProcessLookupError):  # it has just ended
             os.kill(pid, signal.SIGTERM)
-    return _wait_for_end(name, folder, force=force)
+    return _wait_for_end(name, folder, pid, force=force)
 
 
-def _wait_for_end(name: str, folder: Path, *, force: bool) -> Ending:
+def _wait_for_end(name: str, folder: Path, pid: int | None, *, force: bool) -> Ending:
+    """Wait until the keeper of this pid has ended, and its server with it; a user may have started another at once."""
     deadline = time.monotonic() + STOP_LIMIT
     while time.monotonic() < deadline:
         with _round(name, folder):
-            if not keeper.is_held(str(folder), "keeper"):
+            if not keeper.is_held(str(folder), "keeper") or keeper.pid_in(str(folder), "keeper") != pid:
                 return "stopped"
             if not force and _in_use(folder):
                 return "in use"
