@@ -147,12 +147,31 @@ async def die(job) -> int:
         (["dev", "program:app", "--log-level", "loud"], "echomq dev: --log-level loud"),
         (["dev", "program:app", "--url", "http://x"], "echomq dev: "),
         (["dev", "program:app", "--reload-dir", "nowhere"], "--reload-dir nowhere: there is no such folder"),
+        (["dev", "program"], "echomq dev: 'program': must be package.module:name, such as school:app"),
+        (["dev", "program.py"], "echomq dev: 'program.py': must name a module, not a file; write program:app"),
+        (["worker", "program", "--reload"], "echomq worker: 'program': must be package.module:name"),
     ],
 )
 async def test_wrong_words(start: Start, words: list[str], said: str) -> None:
     running = start(*words)
     assert running.process.wait(20) == 2
     assert said in running.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["program:ap"], "echomq dev: 'program:ap': the module program has no 'ap'"),
+        (["program:empty"], "echomq dev: the app has no task"),
+    ],
+)
+async def test_what_a_change_may_mend_is_told_by_the_command_that_was_called(
+    start: Start, url: str, words: list[str], said: str
+) -> None:
+    running = start("dev", *words, url=url, text=APP + "\nempty = EchoMQ()\n")
+    await running.says("waiting for a file to change")
+    assert said in running.log.read_text()
+    assert await running.end() == 0
 
 
 async def test_without_watchfiles_it_says_what_to_install(start: Start, tmp_path: Path, url: str) -> None:

@@ -18,7 +18,7 @@ from echomq.cli._logs import LogFormat, log_to_stderr
 from echomq.cli.worker import run_anew
 from echomq.cli.worker.announce import Announcer, let_no_stream_decide
 from echomq.cli.worker.state import WorkerState
-from echomq.cli.worker.target import refuse
+from echomq.cli.worker.target import check_form, refuse
 from echomq.connection import join_embedded
 
 SERVER: Final = "embedded://dev"
@@ -61,6 +61,7 @@ def dev(
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
         refuse(f"--log-level {log_level}: must be debug, info, warning or error", "dev")
+    check_form(target, command="dev")
     log_to_stderr(level, LogFormat.short)
     let_no_stream_decide()
     named = url or os.environ.get("ECHOMQ_URL")

@@ -27,6 +27,7 @@ from echomq.cli.worker.supervisor import Supervisor
 from echomq.cli.worker.target import (
     CONCURRENCY,
     SHUTDOWN_TIMEOUT,
+    check_form,
     check_server,
     load,
     refuse,
@@ -192,10 +193,12 @@ def worker(
         _check_can_be_written(ready_file)
     probe_at = None if health_port is None else (health_host, health_port)
     if reload and parent is None:
+        check_form(target)
         grace = SHUTDOWN_TIMEOUT if shutdown_timeout is None else shutdown_timeout
         raise typer.Exit(run_anew("worker", sys.argv[1:], reload_dir or (), processes, announce, probe_at, grace))
     with nullcontext() if parent is None else parent.told_of_a_refusal():
-        found = load(target)
+        command = "worker" if parent is None else parent.command
+        found = load(target, command)
         given = {
             "concurrency": concurrency,
             "shutdown_timeout": shutdown_timeout,
@@ -209,7 +212,7 @@ def worker(
         options = {option: value for option, value in given.items() if value is not None}
         if shares or strict:
             queues, options = shared(queues or [], shares or [], strict, options)
-        workers = workers_of(target, found, queues or [], options, warn=parent is None)
+        workers = workers_of(target, found, queues or [], options, warn=parent is None, command=command)
         if parent is not None:
             for one in workers:
                 one._process = parent.process
@@ -249,7 +252,7 @@ def run_anew(
     The app is loaded in them alone: so it may have any error, which they show, and a change of its file mends.
     """
     followed = changes(folders or [Path.cwd()], command)
-    supervisor = Supervisor(processes, words, announce, give_back=None, grace=grace, changes=followed)
+    supervisor = Supervisor(processes, words, announce, give_back=None, grace=grace, changes=followed, command=command)
     with _probed(probe_at, supervisor.states, processes):
         code = run_in_loop(supervisor.run())
     announce.stopped(code)

@@ -37,12 +37,14 @@ class Parent:
     Args:
         descriptor: of the pipe that we tell it by.
         process: the name that it gave this process, by which it knows our locks.
+        command: what the user has called, whose name stands before what we refuse.
         dead: names of processes that have died, whose jobs we are to give back: it does not know our queues.
     """
 
-    def __init__(self, descriptor: int, process: str, dead: Sequence[str]) -> None:
+    def __init__(self, descriptor: int, process: str, command: str, dead: Sequence[str]) -> None:
         self._descriptor = descriptor
         self.process = process
+        self.command = command
         self.dead = dead
         # Our standard input is a pipe whose end says that the parent is gone. The user's code gets another one in its place: it
         # may close it, or have a program that it starts read from it.
@@ -58,18 +60,18 @@ class Parent:
         told = environment.pop(_VARIABLE, None)
         if told is None:
             return None
-        descriptor, process, *dead = told.split(":")
+        descriptor, process, command, *dead = told.split(":")
         os.set_inheritable(int(descriptor), False)
-        return cls(int(descriptor), process, dead)
+        return cls(int(descriptor), process, command, dead)
 
     def descriptors(self) -> list[int]:
         """Those of both pipes, which are none of a forked child's."""
         return [self._descriptor, self._leash]
 
     @staticmethod
-    def variable(descriptor: int, process: str, dead: Sequence[str]) -> dict[str, str]:
+    def variable(descriptor: int, process: str, command: str, dead: Sequence[str]) -> dict[str, str]:
         """What a child's environment has, so that ``of`` finds it."""
-        return {_VARIABLE: ":".join((str(descriptor), process, *dead))}
+        return {_VARIABLE: ":".join((str(descriptor), process, command, *dead))}
 
     def tell(self, state: ProcessState) -> None:
         """Says how we do. It may wait for the parent, so not in the event loop."""

@@ -123,6 +123,7 @@ class Supervisor:
         grace: seconds that running jobs get to finish when it stops.
         changes: gives the files that were changed, each time that some were: then all processes are started anew. A process
             that ends by itself waits for such a change.
+        command: what the user has called.
     """
 
     def __init__(
@@ -134,7 +135,9 @@ class Supervisor:
         give_back: Callable[[str], Coroutine[Any, Any, None]] | None,
         grace: float,
         changes: AsyncIterator[str] | None = None,
+        command: str = "worker",
     ) -> None:
+        self._command = command
         self._size = size
         self._words = words
         self._announce = announce
@@ -238,7 +241,7 @@ class Supervisor:
                 *self._words,
                 stdin=asyncio.subprocess.PIPE,  # never written to: its end tells the child that we are gone
                 pass_fds=[theirs],
-                env={**os.environ, **Parent.variable(theirs, name, heir_of)},
+                env={**os.environ, **Parent.variable(theirs, name, self._command, heir_of)},
                 start_new_session=True,
             )
         except BaseException:

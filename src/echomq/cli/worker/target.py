@@ -56,8 +56,8 @@ def retry_policy(given: str) -> RetryPolicy:
     return found
 
 
-def _named(target: str, example: str, command: str = "worker") -> tuple[ModuleType, Any]:
-    """What ``package.module:name`` is, and its module."""
+def check_form(target: str, example: str = "school:app", command: str = "worker") -> tuple[str, str]:
+    """The module and the name of ``package.module:name``; refuses what has not that form, which no change of a file mends."""
     file, _, name = target.partition(":")
     if file.endswith(".py") or "/" in file:
         module_name = os.path.relpath(file).removesuffix(".py").replace("/", ".")
@@ -67,6 +67,12 @@ def _named(target: str, example: str, command: str = "worker") -> tuple[ModuleTy
         refuse(f"{target!r}: must name a module, not a file; {remedy}", command)
     if not file or not name:
         refuse(f"{target!r}: must be package.module:name, such as {example}", command)
+    return file, name
+
+
+def _named(target: str, example: str, command: str = "worker") -> tuple[ModuleType, Any]:
+    """What ``package.module:name`` is, and its module."""
+    file, name = check_form(target, example, command)
     module = _imported(target, file, command)
     try:
         found: Any = module
@@ -182,7 +188,13 @@ def shared(
 
 
 def workers_of(
-    target: str, found: EchoMQ | Worker, queues: Sequence[str], options: Mapping[str, Any], *, warn: bool
+    target: str,
+    found: EchoMQ | Worker,
+    queues: Sequence[str],
+    options: Mapping[str, Any],
+    *,
+    warn: bool,
+    command: str = "worker",
 ) -> list[Worker]:
     """The workers of these queues, with the options that were given; where no queue is, of those that the app's tasks name.
 
@@ -190,22 +202,22 @@ def workers_of(
     """
     if isinstance(found, Worker):
         if queues:
-            _refuse_to_a_worker(target, "queue", "leave the queue names out")
+            _refuse_to_a_worker(target, "queue", "leave the queue names out", command)
         for option, value in options.items():
             word = "--" + option.replace("_", "-")
             written = f"{value:g}" if isinstance(value, float) else repr(value)
-            _refuse_to_a_worker(target, option, f"leave {word} out, or write Worker(…, {option}={written})")
+            _refuse_to_a_worker(target, option, f"leave {word} out, or write Worker(…, {option}={written})", command)
         return [found]
     named = found.queue_names
     if not queues and not named:
-        refuse("the app has no task, so there is no queue to work: name one, or give the app a task")
+        refuse("the app has no task, so there is no queue to work: name one, or give the app a task", command)
     settings = {"shutdown_timeout": SHUTDOWN_TIMEOUT, **options}
     if "slots" not in settings:
         settings.setdefault("concurrency", CONCURRENCY)
     try:
         workers = [found.worker(name, **settings) for name in queues or named]
     except EchoMQError as error:
-        refuse(str(error))
+        refuse(str(error), command)
     strange = [name for name in queues if name not in named]
     if strange and warn:
         logging.getLogger("echomq").warning(
@@ -217,5 +229,5 @@ def workers_of(
     return workers
 
 
-def _refuse_to_a_worker(target: str, option: str, remedy: str) -> NoReturn:
-    refuse(f"{target} is a Worker, which has its {option}; {remedy}")
+def _refuse_to_a_worker(target: str, option: str, remedy: str, command: str) -> NoReturn:
+    refuse(f"{target} is a Worker, which has its {option}; {remedy}", command)
