@@ -189,6 +189,15 @@ def test_what_has_no_json_form_is_named_with_its_place(value: Any, path: str, re
     assert str(caught.value).startswith(caught.value.path)
 
 
+def test_what_was_not_awaited_is_told_as_that() -> None:
+    async def enqueue() -> None: ...
+
+    forgotten = enqueue()
+    with pytest.raises(EncodingError, match="result is of type coroutine, which has no JSON form; await it, and send"):
+        encode_json(forgotten, "result")
+    forgotten.close()
+
+
 def test_a_number_of_too_many_digits_is_refused() -> None:
     with pytest.raises(EncodingError, match="data is of type int, which has no JSON form"):
         encode_json(10**5_000, "data")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import inspect
 import json
 import math
 import re
@@ -139,7 +140,8 @@ def _fault(item: Any, path: str, above: list[int]) -> EncodingError | None:
                 )
     elif _parts(item, path) is None and not _can_be_built(item):
         kind = type(item).__name__
-        return EncodingError(f"{path} is of type {kind}, which has no JSON form; send its parts, or a text", path=path)
+        remedy = "await it, and send what it gives" if inspect.isawaitable(item) else "send its parts, or a text"
+        return EncodingError(f"{path} is of type {kind}, which has no JSON form; {remedy}", path=path)
     return None
 
 
