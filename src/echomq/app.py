@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from inspect import signature
 from types import TracebackType
-from typing import Any, Final, Never, NoReturn, Self, TypeVar, overload
+from typing import Any, Never, NoReturn, Self, TypeVar, overload
 
+from echomq._elsewhere import ATTRIBUTES_OF_APPS, OPTIONS_OF_APPS, answers, check_known
 from echomq._hooks import H, Hook, RunEventKind, check_hook, checked_kinds
 from echomq._in_process import InProcess
 from echomq._injection import Provider, Scope
@@ -27,7 +28,7 @@ from echomq.options import MAX_BYTES, Extra, JobSpec, Limiter, check_extra, chec
 from echomq.queue import Queue, encoded
 from echomq.slots import SharedSlots
 from echomq.sync import SyncEchoMQ
-from echomq.task import AsyncTask, Place, Task, check_known
+from echomq.task import AsyncTask, Place, Task
 from echomq.tasks import TaskMaker, Tasks
 from echomq.worker import Call, Worker
 
@@ -37,15 +38,8 @@ UNKNOWN_TASK_DELAY = 30.0
 UNKNOWN_TASK_PATIENCE = 24 * 3600.0
 _LOG_EVERY = 60.0
 
-_ELSEWHERE: Final = {
-    "broker": "give the URL of the server first: EchoMQ('redis://…')",
-    "backend": "leave it out: results are where the jobs are",
-    "include": "write app.include(…) for each group of tasks",
-    "redis_settings": "give the URL of the server first: EchoMQ('redis://…')",
-}
-"""What its arguments are called in other libraries."""
 
-
+@answers("an app", ATTRIBUTES_OF_APPS)
 class EchoMQ(TaskMaker):
     """An app: its tasks, its connection, and the queues that they go to.
 
@@ -81,7 +75,9 @@ class EchoMQ(TaskMaker):
         middleware: Iterable[Middleware] = (),
         **unknown: Never,
     ) -> None:
-        check_known(unknown, [name for name in signature(EchoMQ).parameters if name != "unknown"], "EchoMQ", _ELSEWHERE)
+        check_known(
+            unknown, [name for name in signature(EchoMQ).parameters if name != "unknown"], "EchoMQ", OPTIONS_OF_APPS
+        )
         Guard.of(telemetry)  # refused here, if it is none
         self.extra: Extra = check_extra(extra)
         self._max_bytes = check_max_bytes(max_bytes)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, Generic, TypeVar, cast
 
+from echomq._elsewhere import ATTRIBUTES_OF_JOBS, answers
 from echomq._payloads import is_wrapped
 from echomq._store import control, explain, read
 from echomq._store.codec import (
@@ -99,6 +100,7 @@ class _BrokenData(BrokenKey, Unrecoverable):
     """In a run of the job itself: no later run could read its data either."""
 
 
+@answers("a job", ATTRIBUTES_OF_JOBS)
 class JobRecord(Generic[R]):
     """A job as it was when it was read: what ``Job`` and ``SyncJob`` have in common."""
 

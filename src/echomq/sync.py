@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, ParamSpec
 
 import msgspec
 
+from echomq._elsewhere import ATTRIBUTES_OF_TASKS, answers
 from echomq._payloads import CodecOption
 from echomq._portal import Portal
 from echomq._telemetry import TelemetryOption
@@ -104,6 +105,7 @@ class SyncEchoMQ:
         portal.rest()
 
 
+@answers("a task", ATTRIBUTES_OF_TASKS)
 class SyncTask(Generic[P, R]):
     """``task.sync``: enqueues a task without ``await``.
 

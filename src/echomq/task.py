@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Never, ParamSpec, Self, T
 
 import msgspec
 
+from echomq._elsewhere import ATTRIBUTES_OF_TASKS, OPTIONS_OF_JOBS, answers, check_known
 from echomq._log import logger
 from echomq._payloads import KEY, wrapped_steps
 from echomq._store.codec import decode_json
@@ -51,35 +52,6 @@ _LOG_EVERY = 60.0
 _OPTIONS = dict.fromkeys(name for name in JobSpec.__struct_fields__ if name not in ("name", "data"))
 
 
-_ENQUEUE: Final = frozenset({"apply_async", "defer", "delay", "enqueue_job", "kiq", "send", "send_with_options"})
-"""What ``enqueue`` is called elsewhere."""
-
-
-_OF_JOBS_ELSEWHERE: Final = {
-    "countdown": "write delay=…",
-    "eta": "write at=…",
-    "expires": "write expire_in=…, seconds after it could first run",
-    "task_id": "write job_id=…",
-    "args": "give the arguments to enqueue(…)",
-    "kwargs": "give the arguments to enqueue(…)",
-    "queue_name": "write queue=…",
-}
-"""What options of jobs are called elsewhere."""
-
-
-def check_known(given: Iterable[str], known: Iterable[str], where: str, elsewhere: Mapping[str, str]) -> None:
-    """Refuses an option that there is not, with what it is called here if another library has it.
-
-    Raises:
-        TypeError: there is no such option.
-    """
-    names = list(known)
-    for option in given:
-        if option not in names:
-            remedy = elsewhere.get(option, f"it has: {', '.join(names)}")
-            raise TypeError(f"{where}(…) has no option {option!r}{':' if option in elsewhere else ';'} {remedy}")
-
-
 class Injected:
     """The type of ``INJECTED``."""
 
@@ -110,6 +82,7 @@ class Place:
         self.prefix: str = prefix
 
 
+@answers("a task", ATTRIBUTES_OF_TASKS)
 class Task(Generic[P, R]):
     """A function with a name, a queue, and options; made by ``EchoMQ.task`` and ``Tasks.task``.
 
@@ -206,15 +179,6 @@ class Task(Generic[P, R]):
                 "no app has included; write app.include(…) where the app is made, and import that module first"
             )
         return app
-
-    if not TYPE_CHECKING:  # a type checker knows better than to expect these
-
-        def __getattr__(self, name: str) -> Any:
-            """For who knows another library: what it is called here."""
-            remedy = (
-                "; write .enqueue(…), with .options(…) before it for a delay and the like" if name in _ENQUEUE else ""
-            )
-            raise AttributeError(f"a task has no {name!r}{remedy}", name=name, obj=self)
 
     @property
     def sync(self) -> SyncTask[P, R]:
@@ -319,7 +283,7 @@ class Task(Generic[P, R]):
             >>> await enroll.options(delay=60, priority=2).enqueue(8, course="redis")
             >>> once = enroll.options(delay=None, unique_by=None)
         """
-        check_known(unknown, [*_OPTIONS, "queue"], ".options", _OF_JOBS_ELSEWHERE)
+        check_known(unknown, [*_OPTIONS, "queue"], ".options", OPTIONS_OF_JOBS)
         given = {name: value for name, value in locals().items() if name in _OPTIONS and value is not UNSET}
         other = copy.copy(self)  # with all that was looked up already
         other._options = _changed(self._options, given)

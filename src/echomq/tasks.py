@@ -6,12 +6,13 @@ import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Literal, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
+from echomq._elsewhere import OPTIONS_OF_TASKS, check_known
 from echomq.errors import InvalidOption
 from echomq.job import Job
 from echomq.options import Backoff, Deduplication, Duration, Extra, Keep, Limiter, shown
 from echomq.queue import Queue
 from echomq.retry_policy import RetryPolicy
-from echomq.task import AsyncTask, Place, PlainTask, Task, check_known
+from echomq.task import AsyncTask, Place, PlainTask, Task
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -57,18 +58,6 @@ _OF_THE_TASK: Final = frozenset(
     {"name", "queue", "timeout", "process", "retry_policy", "results_queue", "extra", "limiter"}
 )
 """Options that say something of the task itself; the others are those of its jobs."""
-
-
-_ELSEWHERE: Final = {
-    "bind": "write pass_job=True; the function's first argument is the job then",
-    "max_retries": "write attempts=…, which counts the first run too: max_retries=3 is attempts=4",
-    "default_retry_delay": "write backoff=…",
-    "time_limit": "write timeout=…",
-    "soft_time_limit": "write timeout=…",
-    "rate_limit": "write limiter=Limiter(max=…, duration=…)",
-    "queue_name": "write queue=…",
-}
-"""What options of other libraries are called here."""
 
 
 class TaskDecorator(Protocol):
@@ -150,7 +139,7 @@ class TaskMaker:
         Raises:
             InvalidOption: an option breaks a rule, or there is another task of this name.
         """
-        check_known(options, [*TaskOptions.__annotations__, "pass_job"], "@app.task", _ELSEWHERE)
+        check_known(options, [*TaskOptions.__annotations__, "pass_job"], "@app.task", OPTIONS_OF_TASKS)
 
         def make(made: Callable[..., Any]) -> Task[Any, Any]:
             if not callable(made):
@@ -216,7 +205,7 @@ class Tasks(TaskMaker):
     """
 
     def __init__(self, **defaults: Unpack[TaskDefaults]) -> None:
-        check_known(defaults, TaskDefaults.__annotations__, "Tasks", _ELSEWHERE)
+        check_known(defaults, TaskDefaults.__annotations__, "Tasks", OPTIONS_OF_TASKS)
         super().__init__(Place(), defaults)
 
     def __repr__(self) -> str:

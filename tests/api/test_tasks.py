@@ -34,6 +34,7 @@ from echomq import (
     job_logger,
 )
 from echomq.payloads import Codec
+from echomq.sync import SyncJob
 from echomq.tasks import TaskOptions
 
 
@@ -426,10 +427,33 @@ async def test_names_of_other_libraries_are_answered_with_ours(app: EchoMQ) -> N
     @app.task
     async def enroll(learner: int) -> None: ...
 
-    for name in ("delay", "apply_async", "send"):
-        with pytest.raises(AttributeError, match=rf"a task has no '{name}'; write \.enqueue\(…\)"):
-            getattr(enroll, name)
+    job = await enroll.enqueue(7)
+    for found, name, said in [
+        *((one, name, r"a task has no '{}'; write \.enqueue\(…\)") for one in (enroll, enroll.sync) for name in
+          ("delay", "apply_async", "send")),
+        (enroll, "s", r"a task has no 's'; write \.spec\(…\)"),
+        *((one, "get", r"a job has no 'get'; write \.result\(timeout=…\)") for one in (job, SyncJob(job))),
+        (job, "revoke", r"a job has no 'revoke'; write \.cancel\(…\)"),
+        (job, "ready", r"a job has no 'ready'; write \.refresh\(\)"),
+        (app, "shared_task", r"an app has no 'shared_task'; write tasks = Tasks\(\)"),
+        (app, "send_task", r"an app has no 'send_task'; write app\.queue\(…\)\.add\("),
+        (app, "conf", "an app has no 'conf'; give options where"),
+    ]:  # fmt: skip
+        assert not hasattr(found, name)
+        with pytest.raises(AttributeError, match=said.format(name)):
+            getattr(found, name)
     assert not hasattr(enroll, "seats")
+    for option, said in [
+        ("autoretry_for", "retry_policy=…"),
+        ("retry_backoff", r"write backoff=Backoff\.exponential\(…\)"),
+        ("retry_jitter", "jitter=…"),
+        ("acks_late", "leave it out: a job is done when its run has ended"),
+        ("ignore_result", "remove_on_complete=…"),
+        ("serializer", "codec=…"),
+        ("time_limit", "with process=True"),
+    ]:
+        with pytest.raises(TypeError, match=rf"@app\.task\(…\) has no option '{option}': .*{said}"):
+            app.task(**{option: True})  # type: ignore[call-overload]
     with pytest.raises(TypeError, match=r"@app\.task\(…\) has no option 'bind': write pass_job=True"):
         app.task(bind=True)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="max_retries=3 is attempts=4"):
