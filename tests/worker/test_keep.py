@@ -209,6 +209,25 @@ async def test_a_silent_loop_is_named_once_with_its_job_and_place(caplog: pytest
     await kept.keeper.stop()
 
 
+async def test_a_server_that_does_not_answer_is_not_blamed_on_the_loop(caplog: pytest.LogCaptureFixture) -> None:
+    kept = Kept(lock_duration=1.0)
+    kept.table.add([held("7")])
+    kept.link.before_answer = lambda: time.sleep(1.5)  # in the heartbeat's own thread
+    silent: list[float] = []
+
+    async def look() -> bool:
+        silent.append(kept.keeper.loop_silent_for)
+        return len(kept.link.asked) == 3
+
+    kept.keeper.start()
+    with caplog.at_level(logging.WARNING, "echomq"):
+        await wait_until(look)
+        kept.link.before_answer = lambda: None
+        await kept.keeper.stop()
+    assert "has not answered" not in caplog.text
+    assert max(silent) < 1.0
+
+
 async def test_the_lag_of_the_loop_is_measured_while_it_lasts_and_remembered(kept: Kept) -> None:
     kept = Kept(lock_duration=0.2)
     kept.keeper.start()

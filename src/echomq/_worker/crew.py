@@ -189,7 +189,7 @@ class Crew:
 
     @property
     def loop_silent_for(self) -> float:
-        """Seconds since the event loop last answered the heartbeat."""
+        """Seconds that the event loop has owed the heartbeat an answer."""
         return self._keeper.loop_silent_for
 
     @property

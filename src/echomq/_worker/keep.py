@@ -63,7 +63,6 @@ class Keeper:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0
-        self._loop_seen = 0.0
         self._loop_asked = 0.0  # 0.0: no answer is waited for
         self._loop_lags: deque[float] = deque(maxlen=_LAGS)
         self._loop_reported = 0.0
@@ -72,20 +71,19 @@ class Keeper:
 
     @property
     def loop_silent_for(self) -> float:
-        """Seconds since the event loop last answered the heartbeat."""
-        return time.monotonic() - self._loop_seen if self._loop_seen else 0.0
+        """Seconds that the event loop has owed the heartbeat an answer. While nobody asks, as when the server is slow, it owes none."""
+        asked = self._loop_asked
+        return time.monotonic() - asked if asked else 0.0
 
     @property
     def loop_lag(self) -> float:
         """The longest time, in seconds, that the event loop took to answer lately, or takes now."""
-        asked = self._loop_asked
-        return max((*self._loop_lags.copy(), time.monotonic() - asked if asked else 0.0))
+        return max((*self._loop_lags.copy(), self.loop_silent_for))
 
     def start(self) -> None:
         """Starts the thread. Called in the event loop's thread."""
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._loop_seen = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="echomq-heartbeat", daemon=True)
         self._thread.start()
 
@@ -148,7 +146,7 @@ class Keeper:
             if late > self._lock_duration / 2:
                 # Told apart from an event loop that is held up: then this thread at least runs.
                 logger.warning("this process has not run for %.1f s (frozen, or starved of processor time)", late)
-                self._loop_seen = time.monotonic()  # it cannot have answered
+                self._loop_asked = 0.0  # it cannot have answered
             self._look_at_loop()
         return False
 
@@ -188,7 +186,7 @@ class Keeper:
 
     def _look_at_loop(self) -> None:
         """Asks the event loop for a sign of life, and says what holds it up: after some seconds, and after a lock's duration."""
-        silent = time.monotonic() - self._loop_seen
+        silent = self.loop_silent_for
         if silent > self._lock_duration and self._loop_reported < self._lock_duration:
             self._loop_reported = silent
             self._report_loop(logging.ERROR, silent)
@@ -215,8 +213,7 @@ class Keeper:
         )
 
     def _loop_answers(self) -> None:
-        self._loop_seen = time.monotonic()
         if self._loop_asked:
-            self._loop_lags.append(self._loop_seen - self._loop_asked)
+            self._loop_lags.append(self.loop_silent_for)
             self._loop_asked = 0.0
         self._loop_reported = 0.0
