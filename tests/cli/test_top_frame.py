@@ -24,6 +24,10 @@ def worker(name: str, **known: Any) -> WorkerInfo:
     return WorkerInfo(queue="orders", name=name, is_connected=True, last_seen=NOW, **known)
 
 
+def lost(name: str) -> WorkerInfo:
+    return WorkerInfo(queue="orders", name=name, is_connected=False, last_seen=NOW)
+
+
 def seen(queue: str, counts: dict[JobState, int] | None = None, **known: Any) -> Seen:
     return Seen(queue, counts if counts is not None else {"waiting": 0, "active": 0, "failed": 0}, **known)
 
@@ -98,12 +102,23 @@ def test_the_columns_can_be_gone_through() -> None:
     assert titles[1:] == [column.title for column in frame.COLUMNS]
 
 
+def test_a_worker_that_is_not_connected_does_not_count() -> None:
+    found = watch(seen("a", workers=[lost("w")]), seen("b", workers=[lost("w"), worker("v")]))
+    lines = text(frame.View("here"), found, 200, None)
+    at = next(line for line in lines if "WORKERS" in line).index("WORKERS")
+    assert [line[at : at + 7].strip() for line in lines if line.startswith(("a ", "b "))] == ["0", "1"]
+    assert "── workers of a: none (1 not connected) " in lines
+    assert "── workers of b: 1 (1 not connected) " in lines
+
+
 @pytest.mark.parametrize(
     ("known", "said"),
     [
         ({"paused": True, "workers": []}, "paused"),
         ({"limited_for": 12.0, "workers": []}, "limited 12s"),
         ({"workers": []}, "no worker"),
+        ({"workers": [lost("w")]}, "no worker"),
+        ({"workers": [lost("w"), worker("v")]}, ""),
         ({"workers": None}, ""),
         ({"workers": [worker("w")], "concurrency": 2}, "at most 2 at once"),
         ({"workers": [worker("w")], "concurrency": 3}, ""),

@@ -154,23 +154,23 @@ async def test_a_user_who_may_not_list_clients_sees_our_workers(make_server: Cal
 
 
 async def test_when_a_worker_was_last_seen_is_known_after_its_end(queue: Queue, server: Server) -> None:
-    assert await seen(queue._home.line) == (False, None)
+    assert await seen(queue._home.line) == (frozenset(), None)
     async with Worker(queue, nothing, stalled_interval=60) as worker:
         await worker.ready()
         await wait_until(lambda: server.cli("HLEN", KEY) == 2)
         server.cli("HSET", KEY, "seen", T)
 
         async def connected() -> bool:
-            return (await seen(queue._home.line))[0] is True
+            return (await seen(queue._home.line))[0] == {worker.name}
 
         await wait_until(connected)
         _, last = await seen(queue._home.line)
         assert last is not None
         assert last.timestamp() * 1000 > T  # for it is there now
     assert server.cli("HKEYS", KEY) == [b"seen"]
-    is_connected, last = await seen(queue._home.line)
-    assert is_connected is False
+    connected_now, last = await seen(queue._home.line)
+    assert connected_now == frozenset()
     assert last is not None
     assert last.timestamp() * 1000 == T
     server.cli("HSET", KEY, "seen", "rubbish")
-    assert await seen(queue._home.line) == (False, None)
+    assert await seen(queue._home.line) == (frozenset(), None)

@@ -1,4 +1,4 @@
-"""Explaining: why a job is where it is, in one call of the server, and in words."""
+"""Explaining: why a job is where it is, in words, from what the server knows of it and of the workers."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from echomq.options import KEEP_COMPLETED, KEEP_FAILED, Keep
 _SWEEP = 15.0
 """Seconds between two sweeps, where workers were not told otherwise."""
 _CONFIRM = 1.5
+_COMING = 2.0
+"""Seconds for which a worker may run jobs before the connection is open that has its name."""
 _FURTHEST = 100_000
 """How far into a list the script looks for the job."""
 
@@ -33,20 +35,40 @@ async def explain(line: Line, job_id: str) -> Explanation:
     reply: Any = await line.read("explainJob-15", (id_out(job_id),))
     facts = _Facts(reply)
     state = state_in(facts.raw("state") or b"")
-    missed = None
-    if state not in ("completed", "failed", "waiting_children") and not facts.has("lives"):
-        missed = _missed(facts.now, *await presence.seen(line))
-    return Explanation(job_id, line.keys.queue, state, list(_Words(facts, state, missed)), facts.now)
+    missed, cut_off = None, False
+    if state not in ("completed", "failed", "waiting_children"):
+        connected, last = await presence.seen(line)
+        missed = _missed(facts, connected, last)
+        cut_off = _is_cut_off(facts, connected)
+    return Explanation(job_id, line.keys.queue, state, list(_Words(facts, state, missed, cut_off)), facts.now)
 
 
-def _missed(now: datetime, connected: bool | None, last: datetime | None) -> str | None:
+def _missed(facts: _Facts, connected: frozenset[str] | None, last: datetime | None) -> str | None:
     """That no worker is there, in words; None if one is, or may be."""
-    silent = None if last is None else (now - last).total_seconds()
-    if connected or (connected is None and (silent is None or silent < 2 * presence.LONGEST_SILENCE)):
+    silent = None if last is None else (facts.now - last).total_seconds()
+    holders = facts.texts("lives")
+    if connected:
+        return None
+    if connected is None and (holders or silent is None or silent < 2 * presence.LONGEST_SILENCE):
+        return None
+    if holders and (any(map(_may_hide, holders)) or (silent is not None and silent < _COMING)):
         return None
     if silent is None:
         return "no worker of this queue is connected to the server, nor was one seen in the last day"
     return f"no worker of this queue is connected to the server; the last one was seen {_span(silent)} ago"
+
+
+def _is_cut_off(facts: _Facts, connected: frozenset[str] | None) -> bool:
+    """Whether the worker that runs the job has surely no connection."""
+    began, holder = facts.moment("job.processedOn"), facts.text("job.pb")
+    if connected is None or began is None or (facts.now - began).total_seconds() < _COMING or _may_hide(holder):
+        return False
+    return not connected or not ("" in connected or holder == "" or holder in connected)
+
+
+def _may_hide(worker: str) -> bool:
+    """Whether servers refuse this name to a connection: a worker of another runtime then has none with a name."""
+    return presence.plain(worker) != worker
 
 
 class _Facts:
@@ -90,10 +112,11 @@ _LAST_MS = 253_402_300_800_000
 class _Words:
     """The facts as reasons, what counts most first."""
 
-    def __init__(self, facts: _Facts, state: JobState | None, missed: str | None) -> None:
+    def __init__(self, facts: _Facts, state: JobState | None, missed: str | None, cut_off: bool) -> None:
         self._facts = facts
         self._state = state
         self._missed = missed
+        self._cut_off = cut_off
         self._options = facts.options()
 
     def __iter__(self) -> Iterator[Reason]:
@@ -316,24 +339,31 @@ class _Words:
         if facts.number("lock"):
             left = facts.number("lock ms") / 1000
             again = f"; it is its start number {starts}" if starts > 1 else ""
-            yield Reason(
-                "running",
-                f"{worker} has been running it{since}{again}. Its lock lasts another {_span(left)}, and is renewed while the "
-                "worker lives",
-                at=began,
-            )
+            if self._cut_off:
+                text = (
+                    f"{worker} has started it{since}{again}, and is not connected now: if it has died, its lock expires in "
+                    f"{_span(left)}, and then {self._who_puts_back('soon after')}"
+                )
+            else:
+                text = (
+                    f"{worker} has been running it{since}{again}. Its lock lasts another {_span(left)}, and is renewed while the "
+                    "worker lives"
+                )
+            yield Reason("running", text, at=began)
             return
         if facts.number("suspect"):
             within = _CONFIRM
         else:
             within = max(facts.number("sweep ms"), 0) / 1000 + _CONFIRM + (0 if facts.number("marked") else _SWEEP)
         back = facts.now + timedelta(seconds=within)
-        if self._missed is not None:
-            then = f"{self._missed}, and only a worker puts it back into the line"
-        else:
-            then = f"a sweep of the workers puts it back into the line within {_span(within)} or so"
+        then = self._who_puts_back(f"within {_span(within)} or so")
         text = f"{worker} has started it{since}, but its lock has gone: that worker has died, or is cut off; {then}"
         yield Reason("lock_lost", text, at=back)
+
+    def _who_puts_back(self, when: str) -> str:
+        if self._missed is not None:
+            return f"only a worker puts it back into the line, and {self._missed}"
+        return f"a sweep of the workers puts it back into the line {when}"
 
     # -- what has ended
 

@@ -94,12 +94,19 @@ async def leave(link: Link, keys: QueueKeys, present_id: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Client:
-    """A worker's connection, as CLIENT LIST shows it; ``idle`` is seconds since it was used."""
+    """A worker's connection, as CLIENT LIST shows it.
+
+    Attributes:
+        worker: the worker's name; empty where the connection has a name without it.
+        idle: seconds since it was used.
+        counts: whether it is the one of its worker's connections by which workers are counted.
+    """
 
     worker: str
     address: str
     idle: int
     library: str | None
+    counts: bool
 
 
 async def workers(line: Line) -> list[WorkerInfo]:
@@ -107,7 +114,8 @@ async def workers(line: Line) -> list[WorkerInfo]:
     clients, records, (now, running) = await asyncio.gather(_clients(line), _records(line), _running(line))
     unclaimed: defaultdict[str, list[_Client]] = defaultdict(list)
     for client in clients or ():
-        unclaimed[client.worker].append(client)
+        if client.counts:
+            unclaimed[client.worker].append(client)
     found = []
     for at, until, record in records:
         if until > now:
@@ -153,19 +161,20 @@ def _others(keys: QueueKeys, client: _Client, jobs: tuple[CurrentJob, ...], now:
     )
 
 
-async def seen(line: Line) -> tuple[bool | None, datetime | None]:
-    """Whether a worker of any runtime is connected, and when one was last there: now, if one is.
+async def seen(line: Line) -> tuple[frozenset[str] | None, datetime | None]:
+    """The names, made plain, of the workers of any runtime that are connected, and when one was last there: now, if one is.
 
-    The first is None where the server does not say, the second where none of ours was there in the last day.
+    The first is None where the server does not say, the second where none of ours was there in the last day. Among the names is
+    the empty one if the connection of a worker does not tell its name.
     """
     clients, last, time = await asyncio.gather(
         _clients(line), line.ask("HGET", line.keys.resolve(_KEY), _SEEN), line.ask("TIME")
     )
     if clients:
         assert isinstance(time, list)
-        return True, to_moment(int(time[0]) * 1000)  # type: ignore[arg-type]
+        return frozenset(client.worker for client in clients), to_moment(int(time[0]) * 1000)  # type: ignore[arg-type]
     moment = to_moment(int(last)) if isinstance(last, bytes) and last.isdigit() else None
-    return None if clients is None else False, moment
+    return None if clients is None else frozenset(), moment
 
 
 async def _clients(line: Line) -> list[_Client] | None:
@@ -183,9 +192,8 @@ async def _clients(line: Line) -> list[_Client] | None:
     either = rb"(?:%b|(%b))" % (re.escape(name.encode()), re.escape(line.keys.bare_client_name.encode()))
     of_workers = re.compile(rb"^.* name=" + either + rb"(?::w:(\S*))? .*$", re.MULTILINE)
     return [
-        _client(found[0], found[2] or b"")
+        _client(found[0], found[2] or b"", not (found[1] and COMMANDS in found[0]))
         for found in of_workers.finditer(reply)
-        if not (found[1] and COMMANDS in found[0])
     ]
 
 
@@ -194,7 +202,7 @@ def _address(told: str) -> str:
     return on_socket[1] if on_socket else told
 
 
-def _client(line: bytes, worker: bytes) -> _Client:
+def _client(line: bytes, worker: bytes, counts: bool) -> _Client:
     fields = dict(part.partition("=")[::2] for part in line.decode("utf-8", "replace").split(" "))
     library = " ".join(filter(None, (fields.get("lib-name"), fields.get("lib-ver"))))
     return _Client(
@@ -202,6 +210,7 @@ def _client(line: bytes, worker: bytes) -> _Client:
         _address(fields.get("addr", "")),
         int(fields.get("idle", "0")),
         library or None,
+        counts,
     )
 
 

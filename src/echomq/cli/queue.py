@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from echomq import BrokenKey, ConnectionLost, EchoMQError, Job, JobState, Queue, ServerUnavailable
-from echomq.cli import _text
+from echomq.cli import _text, _workers
 from echomq.cli._shell import QueueName, Shell, Yes, command, seconds_option
 
 app: typer.Typer = typer.Typer(
@@ -110,7 +110,7 @@ async def show(shell: Shell, queue: QueueName) -> None:
         waits = "" if since is None else f", ready {_text.age(since)}"
         lines += [f"{'next to run':<17} {_text.one_line(first.id)} {_text.one_line(first.name)}{waits}"]
     lines += [f"{'limits':<17} {'; '.join(filter(None, limits)) or 'none'}"]
-    lines += [f"{'workers':<17} {len(workers) or 'none is known'}"]
+    lines += [f"{'workers':<17} {_workers.in_words(workers, 'none is known')}"]
     shell.answer(record, lines)
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from echomq.cli import _text
+from echomq.cli import _text, _workers
 from echomq.cli._top.watch import Seen, Spread, Watch
 from echomq.models import WorkerInfo
 
@@ -53,8 +53,8 @@ def _oldest(seen: Seen, now: datetime) -> str:
     return "?" if seen.oldest is None else _short(max((now - seen.oldest).total_seconds(), 0.0))
 
 
-def _workers(seen: Seen) -> str:
-    return "?" if seen.workers is None else str(len(seen.workers))
+def _worker_count(seen: Seen) -> str:
+    return "?" if seen.workers is None else str(_workers.connected(seen.workers))
 
 
 def state(seen: Seen) -> tuple[str, str]:
@@ -65,7 +65,7 @@ def state(seen: Seen) -> tuple[str, str]:
         return "paused", "yellow"
     if seen.limited_for > 0:
         return f"limited {_short(seen.limited_for)}", "yellow"
-    if seen.waiting() and seen.workers is not None and not seen.workers:
+    if seen.waiting() and seen.workers is not None and not _workers.connected(seen.workers):
         return "no worker", "bold red"
     if seen.concurrency is not None and seen.waiting() and seen.counts.get("active", 0) >= seen.concurrency:
         return f"at most {seen.concurrency} at once", "yellow"
@@ -112,7 +112,7 @@ COLUMNS: Final = (
         "WAITED 50/95%", 14, 5, lambda seen, _: _spread(seen.wait), lambda seen: seen.wait.p95 if seen.wait else 0.0
     ),
     _Column("RAN 50/95%", 14, 5, lambda seen, _: _spread(seen.run), lambda seen: seen.run.p95 if seen.run else 0.0),
-    _Column("WORKERS", 7, 3, lambda seen, _: _workers(seen), lambda seen: len(seen.workers or ())),
+    _Column("WORKERS", 7, 3, lambda seen, _: _worker_count(seen), lambda seen: _workers.connected(seen.workers or ())),
 )
 _STATE_WIDTH: Final = 12
 
@@ -261,7 +261,7 @@ def _window(view: View, found: Sequence[Seen], height: int | None) -> Sequence[S
 
 def _worker_lines(seen: Seen, now: datetime, height: int | None) -> Iterator[Text]:
     workers = seen.workers
-    known = "not looked at yet" if workers is None else f"{len(workers)}" if workers else "none"
+    known = "not looked at yet" if workers is None else _workers.in_words(workers, "none")
     yield Text(f"── workers of {_text.one_line(seen.queue)}: {known} ", "bold")
     workers = workers or []
     room = len(workers) if height is None else max(height - 1, 0)

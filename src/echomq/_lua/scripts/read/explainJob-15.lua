@@ -68,7 +68,9 @@ local waits = check.list(wait) + check.list(paused)
 local running = check.list(active)
 tell("running", running)
 for _, id in ipairs(redis.call("LRANGE", active, "0", tostring(SOME - 1))) do
-  tell("lives", ask("GET", base .. id .. ":lock") and 1)   -- a worker that is busy may have no connection with its name
+  if ask("EXISTS", base .. id .. ":lock") == 1 then
+    tell("lives", string.sub(ask("HGET", base .. id, "pb") or "", 1, LONGEST))
+  end
 end
 tell("paused", settings.paused and 1)
 tell("concurrency", settings.concurrency)
