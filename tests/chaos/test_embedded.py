@@ -626,7 +626,7 @@ async def test_started_by_hand_it_runs_without_users_until_it_is_stopped(home: P
         assert status("orders").running
         assert stop("orders", force=True) == "stopped"
     assert stop("orders") == "not running"
-    assert not processes_of(home / "orders")
+    await wait_until(lambda: not processes_of(home / "orders"))
 
 
 def test_a_folder_that_cannot_be_written_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
