@@ -126,6 +126,46 @@ async def test_force_gives_back_at_once(server: Server) -> None:
     assert_sound(server, jobs=1)
 
 
+async def test_what_is_given_back_is_told(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    freed, begun = asyncio.Event(), []
+
+    async def handler(job: Job[Any]) -> None:
+        begun.append(job.id)
+        while not freed.is_set():
+            try:
+                await freed.wait()
+            except asyncio.CancelledError:
+                if job.data["heeds"]:
+                    raise
+
+    caplog.set_level(logging.DEBUG, "echomq")
+    async with Queue(QUEUE, connection=server.url) as queue:
+        await queue.add_bulk([JobSpec("work", {"heeds": heeds}) for heeds in (True, False)])
+        async with Worker(QUEUE, handler, connection=server.url, concurrency=2, shutdown_timeout=0.1, name="w", **FAST):
+            await wait_until(lambda: len(begun) == 2)
+    freed.set()
+    assert await waiting(server, 2) == ["1", "2"]
+    told = [record.getMessage() for record in caplog.records]
+    assert (
+        "the handler of job 2 (work) does not stop; the job is given back, and another worker runs it; "
+        "what it still returns is discarded"
+    ) in told
+    assert told[-2:] == ["worker w gave back 2 jobs: 1, 2", "worker w has stopped"]
+    assert any(said.startswith(f"job 1 (work) of queue {QUEUE} is given back, after ") for said in told)
+    assert f"job 2 (work) of queue {QUEUE} is given back, and its handler goes on" in told
+
+
+async def test_many_jobs_given_back_are_told_in_one_line(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    runs = Runs(60)
+    caplog.set_level(logging.INFO, "echomq")
+    async with Queue(QUEUE, connection=server.url) as queue:
+        await queue.add_bulk([JobSpec("work", {}) for _ in range(50)])
+        async with Worker(QUEUE, runs, connection=server.url, concurrency=50, shutdown_timeout=0.1, name="w", **FAST):
+            await wait_until(lambda: len(runs.started) == 50)
+    [said] = [record.getMessage() for record in caplog.records if "gave back" in record.getMessage()]
+    assert said == f"worker w gave back 50 jobs: {', '.join(map(str, range(1, 21)))}, …"
+
+
 @pytest.mark.parametrize("away", ["down", "frozen"])
 async def test_the_server_is_away_while_the_worker_stops(away: str, make_server: Callable[..., Server]) -> None:
     server, runs = make_server(appendonly=True), Runs(0.3)

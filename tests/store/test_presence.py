@@ -161,7 +161,7 @@ async def test_when_a_worker_was_last_seen_is_known_after_its_end(queue: Queue, 
         server.cli("HSET", KEY, "seen", T)
 
         async def connected() -> bool:
-            return (await seen(queue._home.line))[0] == {worker.name}
+            return (await seen(queue._home.line))[0] == frozenset({worker.name})
 
         await wait_until(connected)
         _, last = await seen(queue._home.line)

@@ -18,7 +18,7 @@ from echomq._redis.heartbeat import HeartbeatLink
 from echomq._store.call import Lane, Patience
 from echomq._store.codec import RunOptions, StoredJob
 from echomq._store.fetch import Want
-from echomq._store.finish import Outcome
+from echomq._store.finish import GivenBack, Outcome
 from echomq._store.forward import Destination
 from echomq._store.keep import extend_locks_now
 from echomq._store.keys import QueueKeys
@@ -57,6 +57,9 @@ _FOR_MARKER = 0.5
 
 _FOR_LEAVING = 0.5
 """Seconds for taking this worker out of the list."""
+
+_MOST_NAMED: Final = 20
+"""Jobs that one line of the log names."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
@@ -185,6 +188,7 @@ class Crew:
         self._seldom = Seldom()
         self._hurry = asyncio.Event()
         self._cleaning_up = _AFTER_CANCEL
+        self._given_back: list[str] | None = None  # ids, since we stop
         self._task: asyncio.Task[Any] | None = None
 
     @property
@@ -283,6 +287,7 @@ class Crew:
 
     async def _stop(self, lanes: list[asyncio.Task[None]], blocking: asyncio.Task[None]) -> list[Held]:
         """Fetch no more; let jobs finish; cancel them; give back what is left; store it all."""
+        self._given_back = []
         self.pump.close()
         for position, lane in enumerate(lanes):
             if lane.done() and not self.pump.idle:  # by a fault: what is in hand must still be stored
@@ -298,11 +303,12 @@ class Crew:
         await self._until_quiet(self._plan.shutdown_timeout, running_only=True, unless_hurried=True)
         self.pump.stop_running(self._latest_first(), "the worker stops")
         await self._until_quiet(self._cleaning_up, running_only=True)
-        for held in self.pump.give_back_running():
+        for held, is_back in self.pump.give_back_running():
             logger.warning(
-                "the handler of job %s (%s) does not stop; what it still returns is discarded",
+                "the handler of job %s (%s) does not stop; %swhat it still returns is discarded",
                 held.job.id,
                 held.job.name,
+                "the job is given back, and another worker runs it; " if is_back else "",
                 extra=about(self._keys.queue, held.job.id, held.job.name),
             )
         await self._until_quiet(_FOR_STORING)
@@ -311,7 +317,19 @@ class Crew:
                 await self._forwarder.at_rest()
         if self.pump.idle:
             await asyncio.wait({*lanes, blocking}, timeout=_FOR_MARKER)
+        self._tell_given_back()
         return self.pump.unsettled()
+
+    def _tell_given_back(self) -> None:
+        back = self._given_back
+        if back:
+            logger.info(
+                "worker %s gave back %s: %s%s",
+                self._plan.name,
+                "1 job" if len(back) == 1 else f"{len(back):,} jobs",
+                ", ".join(back[: -_MOST_NAMED - 1 : -1]),  # they went latest first
+                ", …" if len(back) > _MOST_NAMED else "",
+            )
 
     def _latest_first(self) -> list[Held]:
         return [held for held in reversed(self._table.all()) if held.hold in (Hold.RUNNING, Hold.STOPPED)]
@@ -349,6 +367,8 @@ class Crew:
 
     def _stored(self, outcomes: list[Outcome], now: int | None) -> None:
         self._sweeper.ended(outcomes, now)
+        if self._given_back is not None:
+            self._given_back += [outcome.job_id for outcome in outcomes if isinstance(outcome, GivenBack)]
         if self._ends.telling is not None:
             self._forwarder.stored(outcomes)
 

@@ -48,13 +48,21 @@ class Journal:
         """The server has the outcome."""
         words, took = _WORDS.get(type(outcome)), getattr(held, "took", None)
         if words is not None and took is not None:
-            job = held.job
-            journal.debug(
-                "job %s (%s) of queue %s %s %s",
-                job.id,
-                job.name,
-                self._queue,
-                words,
-                f"{took:.2f} s" if took >= 1 else f"{took * 1000:.1f} ms",
-                extra=about(self._queue, job.id, job.name),
-            )
+            said = f"{words} {_span(took)}"
+        elif isinstance(outcome, GivenBack):
+            said = f"is given back, and its handler {'goes on' if held.called else 'was not called'}"
+        else:
+            return
+        job = held.job
+        journal.debug(
+            "job %s (%s) of queue %s %s",
+            job.id,
+            job.name,
+            self._queue,
+            said,
+            extra=about(self._queue, job.id, job.name),
+        )
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"

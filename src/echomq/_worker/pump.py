@@ -280,17 +280,18 @@ class Pump:
             if one.hold is Hold.RUNNING:  # one that has been told already may be cleaning up
                 one.stop(reason, Hold.STOPPED)
 
-    def give_back_running(self) -> list[Held]:
+    def give_back_running(self) -> list[tuple[Held, bool]]:
         """Gives jobs back whose handlers have been told to stop, latest fetched first, so that their order is kept.
 
-        What a handler that goes on still returns is discarded. Returns the jobs of such handlers.
+        What a handler that goes on still returns is discarded. Returns the jobs of such handlers, and whether each is given back
+        now; one that is not has ended, or is another worker's.
         """
-        going_on = list(self._going_on)
+        going_on = [(one, False) for one in self._going_on]
         for one in self._table.all():
             if one.hold is Hold.ENDED:
                 continue
             if one.task is not None:
-                going_on.append(one)
+                going_on.append((one, one.hold is not Hold.LOST and one.cancel_reason is None))
             if one.hold is Hold.LOST:
                 self._running -= 1
                 self._table.drop(one)
