@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import math
 import os
@@ -259,7 +260,7 @@ class Hub:
         if isinstance(target, Settings):
             return target
         if self._is_memory:
-            return Settings.from_url((await asyncio.wrap_future(in_thread(_own_memory_server))).url)
+            return self._of_embedded(await asyncio.wrap_future(in_thread(_own_memory_server)))
         async with self._joining:
             if self._server is None:
                 server = await join_async(target.name, fsync=target.fsync)  # type: ignore[arg-type]  # checked in join
@@ -267,7 +268,10 @@ class Hub:
                     server.close()
                 self._check_open()
                 self._server = server
-            return Settings.from_url(self._server.url)
+            return self._of_embedded(self._server)
+
+    def _of_embedded(self, server: EmbeddedServer) -> Settings:
+        return dataclasses.replace(Settings.from_url(server.url), embedded=self._target.where)
 
     async def link(self, *, hash_tag: bool) -> Link:
         """The shared command link. At its first use it connects and looks whether the server can be used: one try.

@@ -29,6 +29,7 @@ from echomq import (
     ServerUnavailable,
     Worker,
 )
+from echomq._redis.embedded import stop
 from echomq._store.line import MOST_JOBS
 from tests.support.proxy import Proxy, needle
 from tests.support.server import Server
@@ -467,6 +468,21 @@ async def test_an_embedded_server_is_joined_at_the_first_use_and_left_at_the_end
     await wait_until(lambda: not _servers_in(tmp_path), what="the server has been left by its last user, and ends")
     async with Queue("enrollments", connection="embedded://portal") as queue:
         assert await queue.counts("waiting") == {"waiting": 1}  # its data stay
+    await wait_until(lambda: not _servers_in(tmp_path))
+
+
+async def test_an_embedded_server_that_is_away_is_named_as_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ECHOMQ_HOME", str(tmp_path))
+    async with Queue("enrollments", connection=Connection("embedded://portal", wait=0)) as queue:
+        await queue.add("enroll")
+        assert await asyncio.to_thread(stop, "portal", force=True) == "stopped"
+        said = "embedded://portal: cannot connect: it does not run now; it is started again"
+        with pytest.raises(ServerUnavailable, match=said):
+            await queue.add("enroll")
+        async with Queue("enrollments", connection="embedded://portal") as other:
+            assert await other.counts("waiting") == {"waiting": 1}
     await wait_until(lambda: not _servers_in(tmp_path))
 
 

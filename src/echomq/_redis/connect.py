@@ -55,6 +55,7 @@ class Settings:
         username, password: for ``AUTH``; without a user name, the server's default user.
         credential_provider: a redis-py credential provider that is asked at each connect, instead of the two above.
         tls: None without TLS, else redis-py's ``ssl_…`` options as sorted pairs.
+        embedded: the URL of the embedded server that this is, for messages: whoever wrote that knows of no path.
     """
 
     host: str = "localhost"
@@ -65,6 +66,7 @@ class Settings:
     password: str | None = field(default=None, repr=False)
     credential_provider: CredentialProvider | None = field(default=None, repr=False)
     tls: tuple[tuple[str, Any], ...] | None = field(default=None, repr=False)
+    embedded: str | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def from_url(cls, url: str) -> Settings:
@@ -189,6 +191,8 @@ class Settings:
     @property
     def where(self) -> str:
         """The server in a few words, for messages; never with a password."""
+        if self.embedded is not None:
+            return self.embedded
         if self.path is not None:
             return f"unix://{self.path}?db={self.db}"
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -307,6 +311,8 @@ def unavailable(settings: Settings, error: Exception, timeout: float) -> ServerU
             remedy = "; does the server speak TLS? rediss:// needs it, redis:// does without"
     elif isinstance(error, socket.gaierror):
         remedy = "; is the name of the host right? check the URL"
+    elif isinstance(error, (FileNotFoundError, ConnectionRefusedError)) and settings.embedded is not None:
+        text, remedy = "it does not run now", "; it is started again"
     elif isinstance(error, FileNotFoundError) and settings.path is not None:
         remedy = "; there is no such socket: is the server running, and is the path in the URL right?"
     # Where a host has several addresses one error is made of all, with their numbers in its text only.
