@@ -54,8 +54,9 @@ def main(descriptor: int, tickets: int, answers: int) -> NoReturn:
     """
     _die_with_parent()
     # Whoever stops a whole group of processes means the parent, which gives this one its time.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in forks.ENDING:
         signal.signal(number, forks.ignored)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, forks.ENDING)  # what it starts does hear them
     for one in (descriptor, tickets, answers):
         if one >= 0:
             os.set_inheritable(one, False)

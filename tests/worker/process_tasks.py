@@ -301,6 +301,15 @@ def start_program(file: str) -> None:
     compute()
 
 
+def end_programs() -> list[int]:
+    codes = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        program = subprocess.Popen(["sleep", "600"])
+        program.send_signal(number)
+        codes.append(program.wait())
+    return codes
+
+
 def compute(file: str = "") -> None:
     if file:
         with open(file, "w") as out:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from echomq import Call, Job, JobCancelled, JobFailed, ProcessCrashed, ProcessPool, Queue, Worker
+from echomq import Job, JobCancelled, JobFailed, ProcessCrashed, ProcessPool, Queue, Worker
 from echomq._redis import forks
 from echomq._worker import pipe, processes
 from tests.support.wait import wait_until
@@ -270,10 +270,46 @@ async def test_a_process_that_cannot_load_what_it_is_to_run_costs_its_job_an_att
             await (await queue.add("give", [1])).result(timeout=30)
 
 
-async def test_a_worker_whose_processes_end_as_they_start_says_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("os._exit(7)", "ended itself while it started with exit code 7"),
+        ("os.kill(os.getpid(), 9)", "died while it started"),
+    ],
+)
+async def test_a_worker_whose_first_process_ends_as_it_starts_says_so_and_tries_the_next(
+    queue: Queue, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str, says: str
+) -> None:
+    monkeypatch.setattr(processes, "_PROGRAM", f"import os; {what}  # {{path}} {{descriptors}}")
+    job = await queue.add("give", [1])
+    async with asyncio.TaskGroup() as group:
+        worker = Worker("computed", route=route, connection=url, processes=POOL)
+        group.create_task(worker.run())
+        await wait_until(lambda: caplog.text.count(f"a process for jobs {says}") >= 2, timeout=30)
+        monkeypatch.undo()
+        assert await job.result(timeout=30) == 1
+        await worker.close()
+
+
+async def test_a_worker_whose_processes_all_end_as_they_start_can_be_stopped(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(processes, "_PROGRAM", "import os; os._exit(7)  # {path} {descriptors}")
-    with pytest.raises(ProcessCrashed, match=r"a process for jobs ended itself while it started with exit code 7$"):
-        await Worker("computed", route=lambda job: Call(children), connection=url, processes=POOL).run()
+    async with asyncio.TaskGroup() as group:
+        worker = Worker("computed", route=route, connection=url, processes=POOL)
+        group.create_task(worker.run())
+        await wait_until(lambda: "exit code 7" in caplog.text, timeout=30)
+        await worker.close()
+
+
+async def test_a_process_that_is_told_to_end_as_it_starts_goes_on_but_what_it_starts_does_not(
+    queue: Queue, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = "import os; os.kill(os.getpid(), 15); os.kill(os.getpid(), 2); " + processes._PROGRAM
+    monkeypatch.setattr(processes, "_PROGRAM", told)
+    async with Worker("computed", route=route, connection=url, processes=ProcessPool(size=1, warm=False)):
+        assert await (await queue.add("end_programs", [])).result(timeout=30) == [-signal.SIGTERM, -signal.SIGINT]
+        assert await (await queue.add("give", [1])).result(timeout=30) == 1
 
 
 async def test_what_python_passes_over_on_its_path_does_no_harm(

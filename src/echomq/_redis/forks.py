@@ -11,10 +11,10 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Protocol
 
-_ENDING: Final = (signal.SIGTERM, signal.SIGINT)
+ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 """By what a handler ends the processes that it has forked."""
 _LOOPS: Final = ("asyncio", "uvloop")
 """Packages of event loops: what they have handle a signal does nothing where the loop does not run."""
@@ -54,6 +54,16 @@ def ignored(number: int, frame: object) -> None:
     """A handler of signals that do nothing to this process. One that is forked from it they end, as any other."""
 
 
+@contextlib.contextmanager
+def deaf() -> Iterator[None]:
+    """A program of ours that is started meanwhile hears no signal of ``ENDING`` before it says that it wants to."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 class _Fork(threading.local):
     """Of the thread that forks: which signals wait meanwhile, and which did before."""
 
@@ -67,7 +77,7 @@ _fork: Final = _Fork()
 
 def _before() -> None:
     # One that comes for the child in its first moments would still be heard by the event loop of the parent.
-    _fork.waiting = [number for number in _ENDING if _is_the_parents(signal.getsignal(number))]
+    _fork.waiting = [number for number in ENDING if _is_the_parents(signal.getsignal(number))]
     if _fork.waiting:
         _fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _fork.waiting)
 

@@ -71,7 +71,7 @@ class Keeper:
 
     @property
     def loop_silent_for(self) -> float:
-        """Seconds that the event loop has owed the heartbeat an answer. While nobody asks, as when the server is slow, it owes none."""
+        """Seconds that the event loop has owed the heartbeat an answer: none while a slow server keeps that from asking."""
         asked = self._loop_asked
         return time.monotonic() - asked if asked else 0.0
 

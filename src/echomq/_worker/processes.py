@@ -150,7 +150,8 @@ class Processes:
             preload: what a child calls before it takes jobs.
 
         Raises:
-            ProcessCrashed: a child cannot start; says why.
+            ProcessCrashed: a child cannot be started at all, or cannot load what it is to run; says why. One that dies before it
+                is ready is no reason: the next one is tried.
         """
         self._preload = preload
         if not self._options.warm:
@@ -238,9 +239,16 @@ class Processes:
         self._waiting.append(work)
         self._refill()
 
+    def _first_awaited(self) -> asyncio.Future[None] | None:
+        """What the worker waits for before it takes jobs; None if it does not, or not any more."""
+        return None if self._first is None or self._first.done() else self._first
+
     def _refill(self) -> None:
         """Starts what is missing: a child for each run that waits for one, and those that are to be there anyway."""
-        wanted = max(len(self._waiting), self._warm - len(self._children) if not self._failures else 0)
+        warm = self._warm - len(self._children)
+        if self._failures:
+            warm = 1 if self._first_awaited() else 0
+        wanted = max(len(self._waiting), warm)
         wanted = min(wanted, os.cpu_count() or 1)  # at a time: a burst of short jobs is over before many have started
         while not self._closed and len(self._starting) < wanted and len(self._children) < self._size:
             child = _Child(self)
@@ -320,8 +328,8 @@ class Processes:
         self._starting.discard(child)
         self._failures = 0
         self._not_before = 0.0
-        if self._first is not None and not self._first.done():
-            self._first.set_result(None)
+        if first := self._first_awaited():
+            first.set_result(None)
         self._has_nothing_to_do(child)
         self._refill()
 
@@ -344,8 +352,8 @@ class Processes:
             self._failures += 1
             pause = min(_FIRST_PAUSE * 2 ** min(self._failures, 10), _LONGEST_PAUSE)
             self._not_before = asyncio.get_running_loop().time() + pause
-            if self._first is not None and not self._first.done():
-                self._first.set_exception(why)
+            if (first := self._first_awaited()) and (is_broken or not child.has_process):
+                first.set_exception(why)
             elif is_broken and self._anybody_waits():
                 self._waiting.popleft().ended.set_result((None, why))
             else:  # nothing of a job's: what this machine lacks, memory say; what waits may run as soon as there is some
@@ -402,6 +410,11 @@ class _Child(asyncio.Protocol):
         """All that leads to it: a process that is forked from ours must not hold it open."""
         sockets = [] if self._socket is None else [self._socket, *(self._tickets or ())]
         return [*(one.fileno() for one in sockets), *([] if self._answers is None else [self._answers])]
+
+    @property
+    def has_process(self) -> bool:
+        """Whether there was a process."""
+        return self._process is not None
 
     def start(self, not_before: float) -> None:
         """Starts it, but not before this time of the event loop."""
@@ -503,12 +516,13 @@ class _Child(asyncio.Protocol):
             self._answers = os.memfd_create("echomq-answers") if hasattr(os, "memfd_create") else None
             given = (theirs.fileno(), self._tickets[1].fileno(), -1 if self._answers is None else self._answers)
             program = _PROGRAM.format(path=_path(), descriptors=given)
-            self._process = subprocess.Popen(  # noqa: ASYNC220  # in a thread that ends before us it would die with that
-                [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", program],  # type: ignore[attr-defined]
-                stdin=subprocess.DEVNULL,
-                pass_fds=[one for one in given if one >= 0],
-                start_new_session=True,  # Ctrl-C is ours to hear; and what it starts can be killed with it
-            )
+            with forks.deaf():  # until it says itself what these signals do to it
+                self._process = subprocess.Popen(  # noqa: ASYNC220  # in a thread that ends before us it would die with that
+                    [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", program],  # type: ignore[attr-defined]
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[one for one in given if one >= 0],
+                    start_new_session=True,  # Ctrl-C is ours to hear; and what it starts can be killed with it
+                )
         threading.Thread(target=self._wait, args=(self._process,), name="echomq-child", daemon=True).start()
         self._transport, _ = await self._loop.create_unix_connection(lambda: self, sock=ours)
         self._transport.write(setup)
