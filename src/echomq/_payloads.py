@@ -729,13 +729,19 @@ class Payloads:
             body = made
         return body
 
+    def may_wait(self, size: int) -> bool:
+        """Whether to encode so many bytes may need a disk or another machine."""
+        for number, codec in enumerate(self.codecs):
+            if codec.waits(size + _GROWTH if number else size):
+                return True
+        return False
+
     async def encode(self, text: bytes) -> bytes:
         """The same as ``encode_now``; what takes long, in a thread."""
         size = len(text)
         try:
-            for number, codec in enumerate(self.codecs):
-                if codec.waits(size + _GROWTH if number else size):
-                    return await self._threads.run(lambda: self.encode_now(text))
+            if self.may_wait(size):
+                return await self._threads.run(lambda: self.encode_now(text))
             return (
                 self.encode_now(text) if size <= _INLINE else await self._own_threads.run(lambda: self.encode_now(text))
             )

@@ -65,6 +65,7 @@ _LONGEST_COLUMN: Final = 255
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds between tries while the database or the server is away
 _FIRST_PUT_OFF, _LONGEST_PUT_OFF = 1.0, 300.0  # seconds that a row waits that alone was refused
 _FIRST_LEFT_OUT, _LONGEST_LEFT_OUT = 1.0, 30.0  # seconds that the rows of a queue wait that is full
+_FOR_A_STORE: Final = 0.1  # of a lease: for so long a relay waits for a store that takes nothing
 _LOG_EVERY: Final = 60.0
 _VICTIM_TRIES, _VICTIM_PAUSE = 5, 0.05
 _GRACE: Final = 15.0
@@ -424,7 +425,7 @@ class Outbox:
 
         return await self._transact(step)
 
-    async def _settle(self, sent: Sequence[_Row], refused: Sequence[_Refused], left: Sequence[_Row]) -> None:
+    async def _settle(self, sent: Sequence[_Row], refused: Iterable[_Refused], left: Sequence[_Row]) -> None:
         """Deletes what was sent, puts off or sets aside what was refused, and gives back what was not tried."""
 
         def step(transaction: Transaction) -> None:
@@ -453,8 +454,9 @@ class Relay:
 
     While the server or the database is away it waits, with growing pauses, and says so once. A row that alone is refused is put
     off (a second, then twice as long each time, at most five minutes), ``attempts`` times, and then set aside with the reason:
-    ``Outbox.set_aside``. One that cannot be read is set aside at once. The rows of a queue that is full wait, in order, until it
-    has room: it is asked after a second, and then less and less often, at least every 30 seconds.
+    ``Outbox.set_aside``. One that cannot be read is set aside at once. One whose data the store of large payloads does not take is
+    put off in the same way, however often that is, and holds no other up. The rows of a queue that is full wait, in order, until
+    it has room: it is asked after a second, and then less and less often, at least every 30 seconds.
 
     Args:
         outbox: an ``Outbox`` with a ``database``.
@@ -553,10 +555,10 @@ class Relay:
             self._stop = None
 
     async def _work(self, stop: asyncio.Event, until_empty: bool) -> int:
-        outage, full, total = _Outage(self), _FullQueues(self), 0
+        outage, full, store, total = _Outage(self), _FullQueues(self), _Store(self), 0
         while not stop.is_set():
             try:
-                taken, sent = await self._turn(full)
+                taken, sent = await self._turn(full, store)
             except Exception as error:
                 if until_empty:
                     raise
@@ -571,20 +573,23 @@ class Relay:
                     await _pause(stop, self._interval)
         return total
 
-    async def _turn(self, full: _FullQueues) -> tuple[int, int]:
+    async def _turn(self, full: _FullQueues, store: _Store) -> tuple[int, int]:
         """Takes some rows and sends them. How many were taken, and how many sent."""
         began = time.monotonic()
         rows = await self._outbox._claim(self._batch, self._lease, full.left_out())
         if not rows:
             return 0, 0
-        turn = _Turn(self._app, self._remember, self._attempts, began + self._lease)
+        store.begin(self._lease)
+        turn = _Turn(self._app, self._remember, self._attempts, began + self._lease, store)
         try:
             await turn.send(rows)
         finally:
             full.learn(turn)
-            done = {row.id for row in turn.sent} | {one.row.id for one in turn.refused}
+            refused = [*turn.refused, *turn.put_off]
+            done = {row.id for row in turn.sent} | {one.row.id for one in refused}
             left = [row for row in rows if row.id not in done]
-            await self._outbox._settle(turn.sent, turn.refused, left)
+            await self._outbox._settle(turn.sent, refused, left)
+        store.told(turn)
         for one in turn.refused:
             logger.warning(
                 "outbox %s: row %d (queue %s) %s: %s",
@@ -666,19 +671,22 @@ class _Refused(msgspec.Struct, frozen=True):
 class _Turn:
     """One batch on its way. What has become of each row is known at any time."""
 
-    def __init__(self, app: EchoMQ, remember: float, attempts: int, deadline: float) -> None:
+    def __init__(self, app: EchoMQ, remember: float, attempts: int, deadline: float, store: _Store) -> None:
         self._app = app
         self._remember = remember
         self._attempts = attempts
         self._deadline = deadline
+        self._store = store
         self.sent: list[_Row] = []
         self.refused: list[_Refused] = []
+        self.put_off: list[_Refused] = []  # for the store
         self.full: set[str] = set()
 
     async def send(self, rows: Sequence[_Row]) -> None:
         """Sends them, those of each queue in order.
 
-        All that is not in ``sent`` or ``refused`` afterwards was not tried, since the queue is in ``full`` or the lease over.
+        All that is not in ``sent``, ``refused`` or ``put_off`` afterwards was not tried, since the queue is in ``full`` or the
+        lease over.
 
         Raises:
             EchoMQError: the server is away, or takes nothing: the same holds, or it may have been added without an answer.
@@ -701,20 +709,51 @@ class _Turn:
                 await self._part(queue_of, some[start:end])
 
     async def _part(self, queue: Queue, part: Sequence[tuple[_Row, _Sending]]) -> None:
-        if time.monotonic() > self._deadline:
-            return  # another relay has them by now; what is left is given back, which does no harm
+        if _ascii(queue.name, _LONGEST_COLUMN) in self.full:
+            return  # nothing overtakes what has found no room
+        wrapped: list[tuple[_Row, NewJob]] = []
+        for row, sending in part:
+            job = await self._wrapped(queue, row, sending)
+            if job is not None:
+                wrapped.append((row, job))
+        if wrapped:  # be the lease over: what a slow store has taken is not to be brought there again and again
+            await self._add(queue, wrapped)
+
+    async def _wrapped(self, queue: Queue, row: _Row, sending: _Sending) -> NewJob | None:
+        """The job as it is to be stored; None if it is not to be sent in this turn."""
+        began = time.monotonic()
+        try:
+            needs_store = queue._home.may_wait(sending.job)
+            if needs_store and (rest := self._store.rest):
+                self.put_off.append(_Refused(row, row.attempts, rest, self._store.reason))
+                return None
+            if began > self._deadline:
+                return None  # another relay has it by now; it is given back, which does no harm
+            job = await queue._home.wrapped(sending.job, sending.most)
+        except StoreUnavailable as error:
+            reason = _reason(error)
+            put_off = self._store.has_refused(row, time.monotonic() - began, reason)
+            self.put_off.append(_Refused(row, row.attempts, put_off, reason))
+            return None
+        except Exception as error:  # also of a codec, which is a user's: of whatever kind, it is of this row
+            self._refuse(row, error)
+            return None
+        if needs_store:
+            self._store.has_taken(row)
+        return job
+
+    async def _add(self, queue: Queue, part: Sequence[tuple[_Row, NewJob]]) -> None:
         column = _ascii(queue.name, _LONGEST_COLUMN)
         if column in self.full:
-            return  # nothing overtakes what has found no room
+            return
         try:
-            wrapped = [await queue._home.wrapped(sending.job, sending.most) for _, sending in part]
-            results = await queue._home.line.add(wrapped)
-        except Exception as error:  # also of a codec, which is a user's
+            results = await queue._home.line.add([job for _, job in part])
+        except Exception as error:
             if _concerns_all(error):
                 raise
             if len(part) > 1:  # which of them is it? The others are not to wait for it
                 for one in part:
-                    await self._part(queue, [one])
+                    await self._add(queue, [one])
                 return
             self._refuse(part[0][0], error)
             return
@@ -741,7 +780,7 @@ def _reason(error: Exception) -> str:
 def _concerns_all(error: Exception) -> bool:
     """Whether the server is away or takes nothing, so that no row is to blame."""
     if not isinstance(error, ServerError):  # ServerUnavailable and ConnectionLost are among the following
-        return isinstance(error, (OSError, MemoryError, UnsupportedServer, StoreUnavailable))
+        return isinstance(error, (OSError, MemoryError, UnsupportedServer))
     if isinstance(error, BrokenKey) or error.code == "NOPERM":
         return False
     return error.code != "ERR" or "user_script" not in str(error)  # a script that stumbled did so over a row
@@ -803,6 +842,65 @@ class _FullQueues:
         for name in with_room - turn.full:
             if name in self._found:
                 self._found[name].pause = 0.0
+
+
+class _Store:
+    """What a relay knows of the store of large payloads: when to ask it again, for a row that it did not take, or for any.
+
+    A row that it refuses is alone to blame (there is too little room for it) until that has taken long in one turn: then the rest
+    of those that need the store are put off untried, so that one which hangs does not use up the lease, nor all of the time.
+    Says so once a minute.
+    """
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+        self._rows: dict[int, tuple[float, float]] = {}  # for how long each was put off, and until when
+        self._left = 0.0
+        self._pause = 0.0
+        self._until = 0.0
+        self._said = -math.inf
+        self.reason = ""
+
+    @property
+    def rest(self) -> float:
+        """For how many seconds it is not to be asked at all."""
+        return max(self._until - time.monotonic(), 0.0)
+
+    def begin(self, lease: float) -> None:
+        """A turn begins."""
+        self._left = lease * _FOR_A_STORE
+        now = time.monotonic()
+        # One that has not come back long after its time is with another relay.
+        self._rows = {id: one for id, one in self._rows.items() if now - one[1] < _LONGEST_PUT_OFF}
+
+    def has_taken(self, row: _Row) -> None:
+        """It is there, and has room for this one."""
+        self._rows.pop(row.id, None)
+        self._pause = 0.0
+
+    def has_refused(self, row: _Row, took: float, reason: str) -> float:
+        """It did not take this one, and took so many seconds for that. For how long the row is put off."""
+        self.reason = reason
+        now = time.monotonic()
+        self._left -= took
+        if self._left < 0:
+            self._pause = min(max(self._pause * 2, took, _FIRST_PUT_OFF), _LONGEST_PUT_OFF)
+            self._until = now + self._pause
+        before, _ = self._rows.get(row.id, (0.0, 0.0))
+        put_off = min(max(before * 2, took, self.rest * 2, _FIRST_PUT_OFF), _LONGEST_PUT_OFF)  # the others come first
+        self._rows[row.id] = put_off, now + put_off
+        return put_off
+
+    def told(self, turn: _Turn) -> None:
+        now = time.monotonic()
+        if turn.put_off and now - self._said >= _LOG_EVERY:
+            self._said = now
+            logger.warning(
+                "outbox %s: %s put off until the store of large payloads takes their data: %s",
+                self._relay.outbox.table,
+                "1 row is" if len(turn.put_off) == 1 else f"{len(turn.put_off)} rows are",
+                turn.put_off[0].reason,
+            )
 
 
 class _Full(msgspec.Struct):

@@ -9,12 +9,14 @@ import json
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import msgspec
 import pytest
@@ -36,8 +38,8 @@ from echomq import (
     Worker,
 )
 from echomq import outbox as outbox_module
-from echomq.outbox import Outbox, Relay
-from echomq.payloads import Codec, Compressed
+from echomq.outbox import Outbox, OutboxStatus, Relay
+from echomq.payloads import Codec, Compressed, FileStore, Offloaded
 from tests.support.databases import when_asked_for
 from tests.support.deliveries import LIBRARIES, Book, opened, write
 from tests.support.server import Server
@@ -514,9 +516,12 @@ class Choosy(Codec):
 
     name = "choosy"
 
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
     def encode(self, body: bytes) -> None:
         if body == b"1":
-            raise ZeroDivisionError
+            raise self.error
 
     def decode(self, body: bytes, step: Mapping[str, Any]) -> bytes:
         return body
@@ -527,57 +532,149 @@ class Unspeakable(Exception):
         raise RuntimeError("no text")
 
 
-class Away(Unspeakable, ConnectionError):
-    pass
-
-
-class Silent(Codec):
-    """One whose errors cannot say what they are."""
-
-    name = "silent"
-
-    def __init__(self) -> None:
-        self.is_away = True
-
-    def encode(self, body: bytes) -> None:
-        if self.is_away:
-            raise Away
-        if body == b"1":
-            raise Unspeakable
-
-    def decode(self, body: bytes, step: Mapping[str, Any]) -> bytes:
-        return body
-
-
 def test_data_that_are_nested_too_deep_are_refused(sqlite_book: Book, outbox: Outbox) -> None:
     with pytest.raises(EncodingError, match="too deep"):
         committed(sqlite_book, outbox, JobSpec("pack", deep(5_000)))
 
 
-async def test_error_of_a_codec_is_of_its_row(sqlite_book: Book, outbox: Outbox, url: str) -> None:
-    async with EchoMQ(url, codec=Choosy()) as app:
+@pytest.mark.parametrize("error", [ZeroDivisionError(), FileNotFoundError("no key"), MemoryError()])
+async def test_error_of_a_codec_is_of_its_row(sqlite_book: Book, outbox: Outbox, url: str, error: Exception) -> None:
+    async with EchoMQ(url, codec=Choosy(error)) as app:
         committed(sqlite_book, outbox, *[JobSpec("pack", number) for number in range(3)])
-        assert await Relay(outbox, app, attempts=1).run_until_empty() == 2
+        committed(sqlite_book, outbox, queue="others")
+        assert await Relay(outbox, app, attempts=1).run_until_empty() == 3
         [row] = await outbox.set_aside()
-        assert "ZeroDivisionError" in row.reason
+        assert type(error).__name__ in row.reason
 
 
 async def test_error_that_cannot_say_what_it_is_stops_no_relay(
     sqlite_book: Book, outbox: Outbox, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    codec = Silent()
-    async with EchoMQ(url, codec=codec) as app:
+    is_away = True
+
+    def look() -> Any:
+        if is_away:
+            raise Unspeakable
+        return sqlite_book.look()
+
+    async with EchoMQ(url, codec=Choosy(Unspeakable())) as app:
         committed(sqlite_book, outbox, *[JobSpec("pack", number) for number in range(3)])
-        relay = Relay(outbox, app, attempts=1, interval=0.01)
+        looking = Outbox(look)
+        relay = Relay(looking, app, attempts=1, interval=0.01)
         running = asyncio.create_task(relay.run())
-        await wait_until(lambda: "Away: its message cannot be read; it goes on when that is over" in caplog.text)
-        codec.is_away = False
+        await wait_until(lambda: "Unspeakable: its message cannot be read; it goes on when that is over" in caplog.text)
+        is_away = False
         await wait_until(lambda: _waits(outbox, 0), timeout=20)
         await relay.close()
         await running
+        await looking.close()
         [row] = await outbox.set_aside()
         assert (row.id, row.reason) == (2, "Unspeakable: its message cannot be read")
         assert await names(app) == [0, 2]
+
+
+class Store(FileStore):
+    """A folder that takes nothing as long as there is trouble, or takes its time over that."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.well = threading.Event()
+        self.hangs = False
+        self.asked = 0
+
+    def put(self, key: str, body: bytes) -> None:
+        self.asked += 1
+        if not self.well.wait(60 if self.hangs else 0):
+            raise OSError("no space left on device")
+        super().put(key, body)
+
+
+LARGE, SMALL = JobSpec("pack", "x" * 100), JobSpec("pack", "y")
+
+
+async def test_row_that_the_store_does_not_take_holds_nobody_up(
+    sqlite_book: Book, outbox: Outbox, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(tmp_path / "store")
+    async with EchoMQ(url, codec=Offloaded(store, above=50)) as app:
+        committed(sqlite_book, outbox, LARGE, SMALL)
+        committed(sqlite_book, outbox, LARGE, SMALL, queue="others")
+        relay = Relay(outbox, app, attempts=1, interval=0.01)
+        assert await relay.run_until_empty() == 2
+        assert caplog.text.count("2 rows are put off until the store of large payloads takes their data") == 1
+        running = asyncio.create_task(relay.run())
+        await wait_until(lambda: store.asked >= 4)  # and no attempt is used
+        assert await outbox.status() == OutboxStatus(2, 0, ANY)
+        store.well.set()
+        await wait_until(lambda: _waits(outbox, 0), timeout=20)
+        await relay.close()
+        await running
+        assert [len(data) for data in await loaded(app)] == [1, 100]
+
+
+async def loaded(app: EchoMQ, queue: str = "orders") -> list[Any]:
+    return [(await job.load()).data async for job in app.queue(queue).jobs("waiting")]
+
+
+@pytest.mark.parametrize("timeout", [0.3, 1.2])  # of which the lease is shorter
+async def test_store_that_hangs_is_asked_for_one_row(
+    sqlite_book: Book, outbox: Outbox, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeout: float
+) -> None:
+    store = Store(tmp_path / "store")
+    store.hangs = True
+    async with EchoMQ(url, codec=Offloaded(store, above=50, timeout=timeout)) as app:
+        try:
+            committed(sqlite_book, outbox, LARGE, LARGE, SMALL, LARGE, SMALL)
+            with monkeypatch.context() as patch:
+                patch.setattr(outbox_module, "_FIRST_PUT_OFF", 60.0)
+                assert await Relay(outbox, app, lease=1).run_until_empty() == 2
+            assert store.asked == 1
+            assert await outbox.status() == OutboxStatus(3, 0, ANY)
+        finally:
+            store.well.set()
+        sqlite_book.change("UPDATE echomq_outbox SET claimed_until = 0")  # as if the time had passed
+        assert await Relay(outbox, app).run_until_empty() == 3
+        assert [len(data) for data in await loaded(app)] == [1, 1, 100, 100, 100]
+
+
+async def test_slow_store_is_not_given_the_same_again(
+    sqlite_book: Book, outbox: Outbox, url: str, tmp_path: Path
+) -> None:
+    class Slow(Store):
+        def put(self, key: str, body: bytes) -> None:
+            time.sleep(0.4)
+            super().put(key, body)
+
+    store = Slow(tmp_path / "store")
+    store.well.set()
+    async with EchoMQ(url, codec=Offloaded(store, above=50)) as app:
+        committed(sqlite_book, outbox, *[LARGE] * 5)
+        assert await Relay(outbox, app, lease=1).run_until_empty() == 5  # a batch takes longer than its lease
+        assert store.asked == 5
+
+
+def test_row_that_the_store_does_not_take_is_put_off_longer_and_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    store = outbox_module._Store(Relay(Outbox(sqlite3.connect), EchoMQ("redis://127.0.0.1:1")))
+    row = outbox_module._Row(1, "orders", "", 0)
+    put_off = []
+    for _ in range(10):
+        store.begin(30)
+        put_off.append(store.has_refused(row, 0.1, "no room"))
+        assert not store.rest, "others may fare better"
+        now += put_off[-1]
+    assert put_off == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]
+    rests = []
+    for number in range(2, 6):  # now it hangs
+        store.begin(30)
+        assert store.has_refused(outbox_module._Row(number, "orders", "", 0), 60, "hangs") >= store.rest
+        rests.append(store.rest)
+        now += rests[-1]
+    assert rests == [60, 120, 240, 300]
+    store.begin(30)
+    store.has_taken(row)
+    assert store.has_refused(row, 0.1, "no room") == 1
 
 
 async def test_full_memory_is_no_fault_of_a_row(sqlite_book: Book, outbox: Outbox, app: EchoMQ, server: Server) -> None:
@@ -715,7 +812,7 @@ def test_full_queue_is_asked_less_and_less_often(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(time, "monotonic", lambda: now)
     relay = Relay(Outbox(sqlite3.connect), app)
     full, pauses = outbox_module._FullQueues(relay), []
-    turn = outbox_module._Turn(app, 1.0, 1, 1.0)
+    turn = outbox_module._Turn(app, 1.0, 1, 1.0, outbox_module._Store(relay))
     turn.full.add("orders")
     for _ in range(7):
         full.learn(turn)

@@ -111,6 +111,10 @@ class Home:
         self.check_size(sent[1], most)
         return sent
 
+    def may_wait(self, new: NewJob) -> bool:
+        """Whether to wrap its data may need the store of large payloads."""
+        return self.payloads is not None and self.payloads.may_wait(len(new[1]))
+
     async def encoded(self, new: NewJob) -> NewJob:
         """The same, whatever its size."""
         if self.payloads is None:
