@@ -454,9 +454,9 @@ class Relay:
 
     While the server or the database is away it waits, with growing pauses, and says so once. A row that alone is refused is put
     off (a second, then twice as long each time, at most five minutes), ``attempts`` times, and then set aside with the reason:
-    ``Outbox.set_aside``. One that cannot be read is set aside at once. One whose data the store of large payloads does not take is
-    put off in the same way, however often that is, and holds no other up. The rows of a queue that is full wait, in order, until
-    it has room: it is asked after a second, and then less and less often, at least every 30 seconds.
+    ``Outbox.set_aside``. One that cannot be read is set aside at once. One whose data the store of large payloads does not take
+    is put off in the same way, however often that is, and holds no other up. The rows of a queue that is full wait, in order,
+    until it has room: it is asked after a second, and then less and less often, at least every 30 seconds.
 
     Args:
         outbox: an ``Outbox`` with a ``database``.
