@@ -5,18 +5,32 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import threading
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from echomq import BrokenKey, EchoMQ, Job, JobFailed, PayloadUnreadable, ProcessPool, Queue, ResultUnavailable, Worker
+from echomq import (
+    BrokenKey,
+    EchoMQ,
+    Job,
+    JobCancelled,
+    JobFailed,
+    PayloadUnreadable,
+    ProcessPool,
+    Queue,
+    ResultUnavailable,
+    Worker,
+)
 from echomq._payloads import Payloads
-from echomq.payloads import Codec, Compressed
+from echomq.payloads import Codec, Compressed, FileStore, Offloaded
 from tests.api import payload_tasks
 from tests.support.server import Server
+from tests.support.wait import wait_until
 
 MIB = 1024 * 1024
 DEEP = '{"letters":' + "[" * 10_000 + "]" * 10_000 + "}"
@@ -209,6 +223,50 @@ async def test_work_is_not_done_again_because_its_result_cannot_be_encoded(
                 await job.result(timeout=10)
             assert worker.is_running
     assert runs == [job.id]
+
+
+class Hanging(FileStore):
+    """A store that is slow to take anything, until it is told."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.asked, self.told = threading.Event(), threading.Event()
+
+    def put(self, key: str, body: bytes) -> None:
+        self.asked.set()
+        self.told.wait(60)
+        super().put(key, body)
+
+
+@pytest.mark.parametrize("how", ["stopped", "cancelled"])
+async def test_a_run_that_ends_while_its_result_is_on_its_way_to_the_store(
+    url: str, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, runs = Hanging(tmp_path), []
+
+    async def process(job: Job[Any]) -> str:
+        runs.append(job.id)
+        return "x" * 1_000
+
+    try:
+        async with Queue("q", connection=url, codec=Offloaded(store, above=100)) as queue:
+            job = await queue.add("work", 1)
+            async with Worker(queue, process) as worker:
+                await wait_until(store.asked.is_set)
+                if how == "stopped":
+                    await worker.close(force=True)
+                    with pytest.raises(ResultUnavailable, match="its run was stopped first"):
+                        await job.result(timeout=10)
+                    assert f"job {job.id} (work) of queue q completes without its result" in caplog.text
+                else:
+                    await job.cancel("enough")
+                    with pytest.raises(JobCancelled, match="enough"):
+                        await job.result(timeout=10)
+            counts = await queue.counts()
+            assert (counts["completed"], counts["failed"]) == ((1, 0) if how == "stopped" else (0, 1))
+        assert runs == [job.id]
+    finally:
+        store.told.set()
 
 
 @pytest.mark.parametrize("size", [10, 100_000])

@@ -1,4 +1,4 @@
-"""A worker is killed, or stopped, while a payload is on its way to or from the store. Its job runs again, and is whole."""
+"""A worker is killed while a payload is on its way to or from the store: its job runs again, and is whole. Or it is stopped."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from echomq.errors import ResultUnavailable
 from echomq.payloads import Compressed, Encrypted, FileStore, Offloaded, collect
 from echomq.queue import Queue
 from tests.support.server import Server
@@ -53,7 +54,7 @@ def reaches(process: subprocess.Popen[str], where: str) -> None:
         ("get", 1, signal.SIGKILL),
         ("put", 2, signal.SIGKILL),
         ("written", 2, signal.SIGKILL),
-        ("put", 2, signal.SIGTERM),
+        ("get", 1, signal.SIGTERM),
     ],
 )
 async def test_a_worker_ends_while_it_reads_or_writes_a_payload(
@@ -79,3 +80,20 @@ async def test_a_worker_ends_while_it_reads_or_writes_a_payload(
         orphans = 1 if where == "written" else 0
         assert await collect(store, url, older_than=0) == orphans, "what nobody means is found"
         assert (await now.load()).data == data
+
+
+async def test_what_a_stopped_worker_has_done_is_not_done_again_for_its_result(
+    url: str, folder: Path, start: Start
+) -> None:
+    store = FileStore(folder / "payloads")
+    codec = [Compressed(above=10), Encrypted((folder / "key").read_text()), Offloaded(store, above=100)]
+    async with Queue("q", connection=url, codec=codec) as queue:
+        job = await queue.add("job", {"large": os.urandom(500).hex()}, attempts=3)
+        worker = start("put")
+        reaches(worker, "put")
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(20) == 0
+        with pytest.raises(ResultUnavailable, match="could not be stored: its run was stopped first"):
+            await job.result(timeout=20)
+        assert (folder / "starts").read_text().count("\n") == 1
+        assert (await queue.counts())["completed"] == 1

@@ -14,7 +14,7 @@ from typing import Any
 from echomq._log import about, logger
 from echomq._payloads import Payloads
 from echomq._store.codec import PlainJob, StoredJob, is_outcome_job, with_result
-from echomq._worker.held import Held
+from echomq._worker.held import Held, Hold
 from echomq._worker.outcome import Encoded, encoded, printable, reason_of
 from echomq.errors import PayloadUnreadable, RetryLater, StoreUnavailable, Unrecoverable
 
@@ -37,7 +37,7 @@ class Decoded:
     async def __call__(self, held: Held) -> Any:
         held.job = await self._read(held.job)
         value = await self._call(held)
-        return await self._written(value if type(value) is Encoded else encoded(value))
+        return await self._written(held, value if type(value) is Encoded else encoded(value))
 
     async def _read(self, job: StoredJob) -> StoredJob:
         try:
@@ -68,21 +68,26 @@ class Decoded:
         )
         raise RetryLater(after, str(error)) from error
 
-    async def _written(self, result: Encoded) -> Encoded:
+    async def _written(self, held: Held, result: Encoded) -> Encoded:
         """The result as it is to be stored."""
         if result.error is not None or result.text == b"null":
             return result
         pauses = iter(_PAUSES)
         until = time.monotonic() + self._payloads.timeout  # of which a store that hangs leaves nothing
-        while True:
-            try:
-                return Encoded(await self._payloads.encode(result.text))
-            except StoreUnavailable as error:
-                pause = next(pauses, None)
-                if pause is None or time.monotonic() >= until:
-                    return Encoded(b"null", printable(f"the result could not be stored: {error}"))
-                await asyncio.sleep(pause)
-            except (asyncio.CancelledError, GeneratorExit):  # ours: Payloads lets none of a codec's own out
+        try:
+            while True:
+                try:
+                    return Encoded(await self._payloads.encode(result.text))
+                except StoreUnavailable as error:
+                    pause = next(pauses, None)
+                    if pause is None or time.monotonic() >= until:
+                        return Encoded(b"null", printable(f"the result could not be stored: {error}"))
+                    await asyncio.sleep(pause)
+        except asyncio.CancelledError:  # ours, as GeneratorExit is: Payloads lets none of a codec's own out
+            if held.hold is not Hold.STOPPED or held.cancel_reason is not None:
                 raise
-            except BaseException as error:  # a codec of the user's own
-                return Encoded(b"null", printable(f"the result could not be stored: {reason_of(error)}"))
+            return Encoded(b"null", "the result could not be stored: its run was stopped first")
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # a codec of the user's own
+            return Encoded(b"null", printable(f"the result could not be stored: {reason_of(error)}"))
