@@ -95,8 +95,8 @@ async def test_jobs_of_a_list_that_bullmq_5_paused_with_are_on_the_pages(queue: 
     [
         ({"state": "wait"}, "state 'wait': must be one of"),
         ({"state": "waiting", "limit": 0}, "limit=0: must be a whole number from 1 to 1000"),
-        ({"state": "waiting", "cursor": "rubbish"}, "cursor='rubbish': must be the cursor of a Page"),
-        ({"state": "waiting", "cursor": 7}, "cursor=7: must be the cursor of a Page"),
+        ({"state": "waiting", "cursor": "rubbish"}, "cursor='rubbish': must be what the page before gave"),
+        ({"state": "waiting", "cursor": 7}, "cursor=7: must be what the page before gave"),
         ({"state": "waiting", "newest_first": 1}, "newest_first=1"),
     ],
 )

@@ -70,7 +70,21 @@ async def test_wrong_options(words: list[str], said: str) -> None:
 async def test_no_server_was_named() -> None:
     shown = await echomq("queue", "pause", "orders")
     assert shown.code == 2
-    assert "set ECHOMQ_URL" in shown.err
+    for way in ("--url redis://", "--app school:app", "set ECHOMQ_URL"):
+        assert way in shown.err
+
+
+async def test_who_only_looks_makes_no_server_of_its_own(tmp_path: Path) -> None:
+    env = {"ECHOMQ_HOME": str(tmp_path)}
+    for words in (["queue", "list"], ["job", "show", "orders", "1"], ["top", "--once"], ["events", "orders"]):
+        shown = await echomq(*words, "--url", "embedded://typo", env=env)
+        assert (shown.code, shown.out) == (3, "")
+        assert "there is no embedded server 'typo' yet; echomq server list" in shown.err
+    assert list(tmp_path.iterdir()) == []
+    assert (await echomq("job", "add", "orders", "pack", "--url", "embedded://till", env=env)).code == 0
+    shown = await echomq("queue", "list", "--url", "embedded://till", "--json", env=env)
+    assert [one["queue"] for one in shown.json["queues"]] == ["orders"]
+    assert (await echomq("server", "stop", "till", "--force", env=env)).code == 0
 
 
 async def test_prefix_hash_tag_and_url(server: Server) -> None:

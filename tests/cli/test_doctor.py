@@ -87,6 +87,8 @@ async def test_a_bound_for_waiting(keeping: Server) -> None:
 async def test_misuse(url: str, words: list[str]) -> None:
     done = await echomq("doctor", *words, url=url)
     assert (done.code, done.out) == (2, "")
+    if "everything" in words:
+        assert "what can be repaired: dead-deduplication-id, " in done.err
 
 
 async def test_a_queue_that_is_not_there(keeping: Server) -> None:

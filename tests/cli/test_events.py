@@ -47,7 +47,8 @@ async def test_what_the_logs_hold(url: str) -> None:
         ]
         assert kinds(await echomq("events", "orders", "--since", "2099-01-01T00:00", "--json", url=url)) == []
         assert kinds(await echomq("events", "orders", "--since", "now", "--json", url=url)) == []
-        assert kinds(await echomq("events", "empty", "--json", url=url)) == []
+        await mails.admin.trim_events(0)
+        assert kinds(await echomq("events", "mails", "--json", url=url)) == []
         text = await echomq("events", "orders", url=url)
     assert "\x1b" not in text.out
     assert [line.split()[3] for line in text.out.splitlines()] == ["added", "waiting", "active", "completed", "drained"]
@@ -64,6 +65,12 @@ async def test_following(url: str) -> None:
             terminal.process.send_signal(2)
             assert await terminal.end() == 130
             assert "Traceback" not in terminal.text
+
+
+async def test_following_a_queue_that_is_not_there_is_told(url: str) -> None:
+    done = await echomq("events", "ordres", "--follow", "--timeout", "1", url=url)
+    assert done.code == 4
+    assert "ordres: there is no such queue yet; is that its name?" in done.err
 
 
 async def test_following_for_a_time(url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from rich.cells import cell_len
 from echomq import Job, JobSpec, Queue, Unrecoverable, Worker
 from tests.support.command import Terminal, echomq
 from tests.support.server import Server
+from tests.support.wait import wait_until
 
 
 async def work(job: Job[Any]) -> Any:
@@ -137,7 +139,7 @@ async def test_clean(url: str) -> None:
         assert (await echomq(*words, "1h", "--yes", "--json", url=url)).json["removed"] == 0
         refused = await echomq(*words, "0", url=url)
         assert refused.code == 1
-        assert "Remove completed jobs of orders (of 2)?" in refused.err
+        assert "Remove completed jobs of orders (there are 2)?" in refused.err
         shown = (await echomq(*words, "0", "--limit", "1", "--yes", "--json", url=url)).json
         assert shown == {"queue": "orders", "state": "completed", "removed": 1}
         wrong = await echomq("queue", "clean", "orders", "done", "--older-than", "0", "--yes", url=url)
@@ -212,6 +214,41 @@ async def test_only_queues_that_are_there_are_changed(url: str, words: list[str]
     assert (done.code, done.out) == (3, "")
     assert "there is no queue 'ordres'" in done.err
     assert await Queue.names(url) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["queue", "list"], ["events"], ["workers"], ["workers", "--json"], ["top", "--once", "--interval", "0.1"],
+     ["top", "--json", "--interval", "0.1"]],
+)  # fmt: skip
+async def test_only_queues_that_are_there_are_shown(url: str, words: list[str]) -> None:
+    done = await echomq(*words, "ordres", url=url)
+    assert (done.code, done.out) == (3, "")
+    assert "there is no queue 'ordres'" in done.err
+    assert (await echomq("queue", "pause", "ordres", url=url)).code == 0
+    assert (await echomq(*words, "ordres", url=url)).code == 0
+
+
+async def test_a_queue_is_not_obliterated_while_its_jobs_run(url: str) -> None:
+    may_end = asyncio.Event()
+
+    async def process(job: Job[Any]) -> None:
+        await may_end.wait()
+
+    async with Queue("orders", connection=url) as queue, Worker("orders", process, connection=url):
+        await queue.add("x")
+
+        async def runs() -> bool:
+            return (await queue.counts("active"))["active"] == 1
+
+        await wait_until(runs)
+        done = await echomq("queue", "obliterate", "orders", "--yes", url=url)
+        assert (done.code, done.out) == (1, "")
+        assert "say --force" in done.err
+        assert "echomq queue resume orders" in done.err
+        assert "force=True" not in done.err
+        assert await queue.is_paused()
+        may_end.set()
 
 
 async def test_pausing_a_queue_before_its_first_job_is_told(url: str) -> None:

@@ -98,6 +98,9 @@ def test_a_server_that_never_was_is_not_running(home: Path) -> None:
 
 
 def test_an_error_is_one_line_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "choose such a name" in run("path", "a b", code=1).stderr
+    refused = run("path", "a b", code=2).stderr
+    assert refused.startswith("echomq server path: ")
+    assert "choose such a name" in refused
+    assert run("start", "a b", code=2).stderr.startswith("echomq server start: ")
     monkeypatch.setenv("ECHOMQ_SERVER", "/nowhere/valkey-server")
     assert "set ECHOMQ_SERVER" in run("start", "orders", code=1).stderr

@@ -566,6 +566,9 @@ def test_what_a_module_lacks_is_told_with_its_own_line(start: Callable[..., Comm
         (["program:app", "a:b"], "must not contain ':'"),
         (["program:app", "--log-level", "loud"], "must be debug, info, warning or error"),
         (["program:app", "--concurrency", "0"], "concurrency"),
+        (["-A", "program"], "there is no option -A; write the app alone: echomq worker program:app"),
+        (["program:app", "-c", "4"], "there is no option -c; write --concurrency 4"),
+        (["program:app", "-Q", "high,low"], "there is no option -Q; write the queues behind the app"),
     ],
 )
 def test_wrong_words_are_refused(start: Callable[..., Command], words: list[str], said: str) -> None:

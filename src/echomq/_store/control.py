@@ -65,7 +65,7 @@ async def remove(line: Line, job_id: str, *, children: bool) -> None:
     if code == _RUNNING:
         raise JobLocked(
             f"job {job_id!r} of queue {line.keys.queue!r} is not removed: a worker is running it, "
-            "or one of its children; wait for its end"
+            "or one of its children; wait for its end, or cancel it"
         )
     if code != _GONE:
         why = meaning(code) if code == SCHEDULED else f"code {code}"

@@ -381,7 +381,7 @@ class _Words:
             yield Reason("completed", text, at=at)
         else:
             made = max(facts.number("job.atm"), facts.number("job.attemptsMade"))
-            kind = f" ({facts.text('job.failureKind')})" if facts.has("job.failureKind") else ""
+            kind = f" (kind of failure: {facts.text('job.failureKind')})" if facts.has("job.failureKind") else ""
             runs = f" after {made} attempts" if made > 1 else ""
             if facts.text("job.failureKind") == "cancelled":
                 yield Reason("cancelled", f"it was cancelled{when}: {facts.text('job.failedReason')}", at=at)

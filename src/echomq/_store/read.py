@@ -110,7 +110,7 @@ def _given(cursor: str, state: JobState, places: Sequence[str], *, newest_first:
         float(found.score or b"0")
     except (ValueError, TypeError, msgspec.DecodeError):  # DecodeError is one of another kind in a ValidationError
         raise InvalidOption(
-            f"cursor={shown(cursor)}: must be the cursor of a Page, or None for the first page"
+            f"cursor={shown(cursor)}: must be what the page before gave as its cursor; for the first page leave it out"
         ) from None
     if found.state != state or found.newest != newest_first or found.place not in places:
         raise InvalidOption(

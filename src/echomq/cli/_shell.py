@@ -29,6 +29,8 @@ from echomq import (
     Queue,
     ResultTimeout,
 )
+from echomq._redis import embedded
+from echomq._redis.embedded.places import MEMORY
 from echomq.cli import _text
 from echomq.cli._loop import run_in_loop
 
@@ -127,7 +129,12 @@ _COMMON: Final = {
 
 
 def command(
-    app: typer.Typer | None = None, name: str | None = None, *, patience: float = _PATIENCE, is_timed: bool = True
+    app: typer.Typer | None = None,
+    name: str | None = None,
+    *,
+    patience: float = _PATIENCE,
+    is_timed: bool = True,
+    makes: bool = False,
 ) -> Callable[[Work[P]], Callable[..., None]]:
     """Makes a command of a coroutine function whose first argument is the ``Shell``: it gets the common options besides.
 
@@ -136,6 +143,7 @@ def command(
         name: left out, the function's.
         patience: seconds for which a call goes on trying while the server is away; ``--timeout`` says otherwise.
         is_timed: whether ``--timeout`` ends the command; if not, it sees to that itself.
+        makes: whether it may be the first that uses a server of the user's own, which is made then.
     """
 
     def register(work: Work[P]) -> Callable[..., None]:
@@ -153,6 +161,8 @@ def command(
 
             def begin() -> Coroutine[Any, Any, None]:
                 shell = _shell(path, common, _times(common["timeout"], patience))
+                if not makes:
+                    _refuse_to_make(shell.connection.where)
                 return _carry_out(functools.partial(work, **given), shell, is_timed)
 
             raise typer.Exit(_run(f"echomq {path}", begin))
@@ -209,6 +219,11 @@ def _shell(path: str, common: dict[str, Any], times: dict[str, float]) -> Shell:
     """What the common options say."""
     rest = {"timeout": common["timeout"], "as_json": common["as_json"]}
     if common["app"] is None:
+        if not (common["url"] or os.environ.get("ECHOMQ_URL")):
+            misuse(
+                "no server was named: add --url redis://localhost:6379/0, or --app school:app for that of an app, or set "
+                "ECHOMQ_URL; embedded://name is a server of your own, which EchoMQ starts for you"
+            )
         prefix = "emq" if common["prefix"] is None else common["prefix"]
         return Shell(Connection(common["url"], **times), prefix=prefix, hash_tag=common["hash_tag"], **rest)
     for option in ("url", "prefix", "hash_tag"):
@@ -221,6 +236,13 @@ def _shell(path: str, common: dict[str, Any], times: dict[str, float]) -> Shell:
     found = load(common["app"], path)
     prefix, hash_tag = keys_of(common["app"], found, path)
     return Shell(found.connection.like(**times), prefix=prefix, hash_tag=hash_tag, **rest)
+
+
+def _refuse_to_make(where: str) -> None:
+    """An embedded server is made when it is first used; but not by who only looks, perhaps under a wrong name."""
+    scheme, _, name = where.partition("://")
+    if scheme == "embedded" and name != MEMORY and name not in embedded.names():
+        raise JobNotFound(f"there is no embedded server {name!r} yet; echomq server list shows those that are there")
 
 
 async def _carry_out(work: Callable[[Shell], Coroutine[Any, Any, None]], shell: Shell, is_timed: bool) -> None:
@@ -340,6 +362,12 @@ class Shell:
             f"there is no queue {name!r} at {self.connection.where} (prefix {self.prefix!r}); echomq queue list shows those "
             "that are there"
         )
+
+    async def is_its_name(self, queue: Queue, there_is: str) -> str:
+        """What to ask beside the answer: a queue may be named before its first job; it may also have another name."""
+        if self.as_json or await self.is_there(queue):
+            return ""
+        return f"{queue.name}: {there_is}; is that its name? echomq queue list shows those that are there"
 
     async def close(self) -> None:
         """Lets the queues go."""

@@ -14,6 +14,7 @@ from echomq.cli._shell import REFUSED, Shell, command, misuse, seconds_option
 from echomq.doctor import KINDS, Doctor, Finding, QueueFacts, Report
 
 _SHOWN = 10
+_REPAIRED = sorted(kind for kind, about in KINDS.items() if about.fixable)
 _COLOURS = {"error": typer.colors.RED, "warning": typer.colors.YELLOW}
 
 
@@ -81,7 +82,7 @@ def _must_be_there(shell: Shell, name: str, report: Report) -> None:
 def _check(kinds: list[str]) -> None:
     for kind in kinds:
         if kind not in KINDS:
-            misuse(f"--fix {kind}: there is no such kind: echomq doctor names the kinds that it finds")
+            misuse(f"--fix {kind}: there is no such kind; what can be repaired: {', '.join(_REPAIRED)}")
         if not KINDS[kind].fixable:
             misuse(f"--fix {kind}: nothing repairs that by itself: {KINDS[kind].remedy}")
 

@@ -17,6 +17,7 @@ from echomq.cli._shell import Shell, command
 from echomq.events import Event, Gap, JobEvent
 
 _ID: Final = re.compile(r"\d{1,20}-\d{1,20}")
+_NO_EVENT: Final = (0, 0)
 _SILENCE: Final = 2.0
 """Seconds after which what was to come is taken for gone: the log was cut off meanwhile."""
 
@@ -38,16 +39,21 @@ async def events(
 ) -> None:
     """Print what happens in queues, or what their logs hold of it.
 
-    With --json one object a line.
+    With --json one object a line. Exit code 3: without --follow, a queue is not there.
     """
     begin, first = ("now" if follow else "start", (0, 0)) if since is None else _begin(since)
     if follow:
+        for name in queues:
+            shell.note(await shell.is_its_name(shell.queue(name), "there is no such queue yet"))
         async with _listen(shell, queues, begin) as heard:
             async for event in heard:
                 if _order(event.id) >= first:
                     _tell(shell, event)
     async with _listen(shell, queues, "now") as latest:
         ends = {queue: _order(position) for queue, position in latest.positions.items()}
+    for name, end in ends.items():
+        if end == _NO_EVENT:
+            await shell.must_exist(shell.queue(name))
     async with _listen(shell, queues, begin) as heard:
         while any(_order(position) < ends[queue] for queue, position in heard.positions.items()):
             try:

@@ -86,7 +86,7 @@ def _row(job: Job[Any]) -> list[str]:
     ]
 
 
-@command(app)
+@command(app, makes=True)
 async def add(
     shell: Shell,
     queue: QueueName,

@@ -10,9 +10,19 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from echomq import BrokenKey, ConnectionLost, EchoMQError, Job, JobState, Queue, ServerUnavailable
+from echomq import (
+    BrokenKey,
+    ConnectionLost,
+    EchoMQError,
+    Job,
+    JobLocked,
+    JobState,
+    Queue,
+    ServerUnavailable,
+    StateError,
+)
 from echomq.cli import _text, _workers
-from echomq.cli._shell import QueueName, Shell, Yes, command, seconds_option
+from echomq.cli._shell import QueueName, Refusal, Shell, Yes, command, seconds_option
 
 app: typer.Typer = typer.Typer(
     name="queue",
@@ -23,6 +33,8 @@ app: typer.Typer = typer.Typer(
 
 _AT_ONCE: Final = 50
 """Queues that are asked at the same time."""
+_NONE_UNTIL_NOW: Final = "there was no such queue until now"
+_WILD: Final = frozenset("*?[")
 _COLUMNS: Final[dict[str, JobState]] = {
     "WAITING": "waiting",
     "PRIORITY": "prioritized",
@@ -39,8 +51,13 @@ async def list_(
     shell: Shell,
     pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="Only queues with such names: 'orders-*'.")] = "*",
 ) -> None:
-    """List the queues, with how many jobs are in each state."""
+    """List the queues, with how many jobs are in each state.
+
+    Exit code 3: PATTERN is the name of one that is not there.
+    """
     names = await shell.names()
+    if pattern not in names and not _WILD & set(pattern):
+        raise shell.no_queue(pattern)
     limit = asyncio.Semaphore(_AT_ONCE)
 
     async def look(name: str) -> dict[str, Any]:
@@ -144,31 +161,24 @@ def first_due(job: Job[Any]) -> datetime | None:
         return job.timestamp
 
 
-@command(app)
+@command(app, makes=True)
 async def pause(shell: Shell, queue: QueueName) -> None:
     """Let workers fetch nothing more from a queue. Jobs that run go on."""
     here = shell.queue(queue)
-    note = await _of_a_new_one(shell, here)
+    note = await shell.is_its_name(here, _NONE_UNTIL_NOW)
     await here.pause()
     shell.answer({"queue": queue, "paused": True}, f"{queue}: paused")
     shell.note(note)
 
 
-@command(app)
+@command(app, makes=True)
 async def resume(shell: Shell, queue: QueueName) -> None:
     """Let workers fetch again."""
     here = shell.queue(queue)
-    note = await _of_a_new_one(shell, here)
+    note = await shell.is_its_name(here, _NONE_UNTIL_NOW)
     await here.resume()
     shell.answer({"queue": queue, "paused": False}, f"{queue}: resumed")
     shell.note(note)
-
-
-async def _of_a_new_one(shell: Shell, queue: Queue) -> str:
-    """A queue may be paused before its first job; it may also have another name."""
-    if shell.as_json or await shell.is_there(queue):
-        return ""
-    return f"{queue.name}: there was no such queue until now; is that its name? echomq queue list shows those that are there"
 
 
 @command(app)
@@ -215,7 +225,7 @@ async def clean(
     if not yes:
         there = (await here.counts(state))[state]  # type: ignore[arg-type,index]  # checked by counts
         old = f" that are older than {_text.duration(older_than)}" if older_than else ""
-        await shell.agree(f"Remove {state} jobs of {queue}{old} (of {there:,})?", yes)
+        await shell.agree(f"Remove {state} jobs of {queue}{old} (there are {there:,})?", yes)
     with shell.progress(f"{queue}: removed") as done:
         removed = len(await here.admin.clean(state, older_than, limit, on_progress=done))  # type: ignore[arg-type]
     shell.answer(
@@ -232,14 +242,29 @@ async def obliterate(
 ) -> None:
     """Remove a queue with everything that belongs to it.
 
-    Exit code 1: jobs of it run, and --force was not said. 3: it is not there.
+    It is paused first, and stays paused where it is not removed. Exit code 1: jobs of it run, and --force was not said. 3: it is
+    not there.
     """
     here = shell.queue(queue)
     await shell.must_exist(here)
     counts = await here.counts()
     await shell.agree(f"Remove {queue} and its {_text.jobs(sum(counts.values()))}?", yes, expect=queue)
     with shell.progress(f"{queue}: removed") as done:
-        removed = await here.admin.obliterate(force=force, on_progress=done)
+        try:
+            removed = await here.admin.obliterate(force=force, on_progress=done)
+        except JobLocked:
+            raise Refusal(
+                f"{queue} is not removed: workers are running jobs of it. It is paused now: wait for their end and call again, "
+                f"or say --force, which leaves them nothing to end; or undo the pause: echomq queue resume {queue}"
+            ) from None
+        except StateError:
+            if force or not (waiting := await here.outbox_size()):
+                raise
+            raise Refusal(
+                f"{queue} is not removed: {waiting:,} outcomes of its jobs are on their way to a results queue, where a running "
+                "worker of it brings them. It is paused now: call again when they are there, or say --force, which drops them; "
+                f"or undo the pause: echomq queue resume {queue}"
+            ) from None
     shell.answer({"queue": queue, "removed": removed}, f"{queue}: obliterated, with {_text.jobs(removed)}")
 
 

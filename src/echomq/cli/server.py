@@ -9,7 +9,8 @@ import msgspec
 import typer
 
 from echomq._redis import embedded
-from echomq.errors import EchoMQError
+from echomq.cli._shell import MISUSE, REFUSED
+from echomq.errors import EchoMQError, InvalidOption
 
 app: typer.Typer = typer.Typer(
     no_args_is_help=True,
@@ -47,7 +48,7 @@ def start(
     try:
         now = embedded.start(name, fsync="everysec" if fsync is None else fsync.value)
     except EchoMQError as error:
-        raise _failure(error) from error
+        raise _failure("start", error) from error
     _print(now, as_json=as_json)
     if fsync is not None and now.fsync != fsync.value:
         typer.echo(f"{name}: keeps fsync {now.fsync}, which somebody asked for: the stricter wish counts", err=True)
@@ -59,7 +60,7 @@ def status(name: Name = "default", as_json: AsJson = False) -> None:
     try:
         now = embedded.status(name)
     except EchoMQError as error:
-        raise _failure(error) from error
+        raise _failure("status", error) from error
     _print(now, as_json=as_json)
     if not now.running:
         raise typer.Exit(3)
@@ -71,7 +72,7 @@ def list_servers(as_json: AsJson = False) -> None:
     try:
         servers = [embedded.status(name) for name in embedded.names()]
     except EchoMQError as error:
-        raise _failure(error) from error
+        raise _failure("list", error) from error
     if as_json:
         typer.echo(msgspec.json.encode({"servers": servers}).decode())
     elif not servers:
@@ -101,7 +102,7 @@ def stop(
         if ending == "in use":
             users = embedded.status(name).users or []
     except EchoMQError as error:
-        raise _failure(error) from error
+        raise _failure("stop", error) from error
     if as_json:
         typer.echo(msgspec.json.encode({"name": name, "ending": ending, "users": users}).decode())
     else:
@@ -127,13 +128,13 @@ def path(name: Name = "default", as_json: AsJson = False) -> None:
     try:
         folder = str(embedded.data_folder(name))
     except EchoMQError as error:
-        raise _failure(error) from error
+        raise _failure("path", error) from error
     typer.echo(msgspec.json.encode({"name": name, "path": folder}).decode() if as_json else folder)
 
 
-def _failure(error: EchoMQError) -> typer.Exit:
-    typer.echo(f"echomq server: {error}", err=True)
-    return typer.Exit(1)
+def _failure(command: str, error: EchoMQError) -> typer.Exit:
+    typer.echo(f"echomq server {command}: {error}", err=True)
+    return typer.Exit(MISUSE if isinstance(error, InvalidOption) else REFUSED)
 
 
 def _print(now: embedded.Status, *, as_json: bool) -> None:

@@ -47,7 +47,7 @@ async def top(
 
     IN and OUT are jobs a second over the last 10 s: what ended, and that plus what the backlog grew by. OLDEST is for how long
     the job could have run that is next. WAITED and RAN are the middle and the 95 % of up to 50 jobs that completed in the last
-    5 minutes.
+    5 minutes. Exit code 3: with --once or --json, a queue is not there.
     """
     if not 0.1 <= interval <= 3600:
         misuse(f"--interval {interval:g}: must be from 0.1 s to 1 h")
@@ -63,17 +63,20 @@ async def top(
         misuse("it draws on a terminal, and this is none: --once prints one frame, --json one object")
     try:
         if is_one:
-            await _once(shell, watch, view, interval)
+            await _once(shell, watch, view, interval, queues or ())
         else:
             await _Live(watch, view, interval).run()
     finally:
         await watch.close()
 
 
-async def _once(shell: Shell, watch: Watch, view: View, interval: float) -> None:
+async def _once(shell: Shell, watch: Watch, view: View, interval: float, queues: Sequence[str]) -> None:
     async with shell.in_time():
         await watch.find()
         await watch.look(everything=True)
+        for name in queues:
+            if not watch.seen[name].workers and watch.seen[name].trouble is None:
+                await shell.must_exist(watch.queue(name))
         await asyncio.sleep(interval)
         await watch.look(everything=True)
     if shell.as_json:

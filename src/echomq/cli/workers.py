@@ -24,14 +24,19 @@ async def workers(
 ) -> None:
     """List the workers, and what they run.
 
-    Those of other runtimes only show that they are connected, and what they have in hand.
+    Those of other runtimes only show that they are connected, and what they have in hand. Exit code 3: a
+    queue is not there.
     """
     names = queues or await shell.names()
     limit = asyncio.Semaphore(_AT_ONCE)
 
     async def look(name: str) -> list[WorkerInfo]:
         async with limit:
-            return await shell.queue(name).workers()
+            queue = shell.queue(name)
+            here = await queue.workers()
+            if queues and not here:
+                await shell.must_exist(queue)
+            return here
 
     found = [worker for some in await asyncio.gather(*map(look, names)) for worker in some]
     head = ["QUEUE", "WORKER", "HOST", "PID", "VERSION", "RUNS", "LAG", "UP", "SEEN", "JOBS"]

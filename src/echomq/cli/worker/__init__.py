@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -35,6 +35,16 @@ from echomq.cli.worker.target import (
     shared,
     workers_of,
 )
+
+
+def _elsewhere(option: str, remedy: str) -> Any:
+    """An option that another library's worker has: says what it is called here."""
+
+    def tell(given: str | None) -> None:
+        if given is not None:
+            refuse(f"there is no option {option}; {remedy.format(given)}")
+
+    return typer.Option(option, hidden=True, is_eager=True, callback=tell)
 
 
 def worker(
@@ -172,6 +182,9 @@ def worker(
             help="Print events (ready, stopped) as JSON lines, on the standard output, where also goes what handlers print.",
         ),
     ] = False,
+    _app: Annotated[str | None, _elsewhere("-A", "write the app alone: echomq worker {}:app")] = None,
+    _jobs_at_once: Annotated[str | None, _elsewhere("-c", "write --concurrency {}")] = None,
+    _queues: Annotated[str | None, _elsewhere("-Q", "write the queues behind the app, or -q NAME for each")] = None,
 ) -> None:
     """Take jobs and run them, until SIGTERM or SIGINT (Ctrl-C).
 
