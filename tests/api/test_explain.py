@@ -267,7 +267,7 @@ async def test_jobs_that_have_ended(queue: Queue, url: str) -> None:
     failed = await queue.explain("3")
     assert failed.state == "failed"
     assert texts(failed)["failed"].startswith("it failed for good 20")
-    assert texts(failed)["failed"].endswith(" (unrecoverable): no paper")
+    assert texts(failed)["failed"].endswith(" (kind of failure: unrecoverable): no paper")
 
 
 async def test_a_job_that_holds_a_deduplication_id(queue: Queue) -> None:
