@@ -6,17 +6,31 @@ import asyncio
 import datetime
 import functools
 import json
+import logging
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from echomq import Backoff, InvalidOption, Job, JobFailed, Queue, ResultUnavailable, RetryLater, Unrecoverable, Worker
+from echomq import (
+    Backoff,
+    Call,
+    InvalidOption,
+    Job,
+    JobFailed,
+    ProcessPool,
+    Queue,
+    ResultUnavailable,
+    RetryLater,
+    Unrecoverable,
+    Worker,
+)
 from echomq._redis import wire
 from tests.support.audit import audit
 from tests.support.server import Server
 from tests.support.wait import wait_until
+from tests.worker import process_tasks
 
 
 class BadStr(Exception):
@@ -149,6 +163,25 @@ async def test_whatever_a_handler_raises_fails_its_job_and_nothing_else(name: st
     assert (read.attempts_made, read.attempts_started) in ((2, 2), (1, 1))
     with server.client() as client:
         assert not audit(client, "emq", "q")
+
+
+@pytest.mark.parametrize("kind", ["async", "thread", "process"])
+async def test_an_error_that_cannot_be_read_costs_one_attempt(kind: str, server: Server) -> None:
+    async def fail(name: str) -> None:
+        process_tasks.fail(name)
+
+    def route(job: Job[Any]) -> Call:
+        function: Callable[..., Any] = fail if kind == "async" else process_tasks.fail
+        return Call(functools.partial(function, "attribute"), process=kind == "process")
+
+    async with Queue("q", connection=server.url) as queue:
+        async with Worker("q", route=route, connection=server.url, processes=ProcessPool(size=1)):
+            bad = await queue.add("bad", {}, attempts=3)
+            with pytest.raises(JobFailed, match=r"failed: the error that it raised cannot be read"):
+                await bad.result(timeout=30)
+        read = await queue.get_job(bad.id)
+    assert read is not None
+    assert (read.attempts_made, read.failure_kind, len(read.stacktrace)) == (3, "unknown", 3)
 
 
 def has_no_json() -> Any:
@@ -357,6 +390,48 @@ async def test_failures_are_logged_with_queue_time_and_the_users_own_lines(
         assert record.exc_info is not None
         assert record.exc_info[2] is not None
         assert [frame.name for frame in traceback.extract_tb(record.exc_info[2])] == [handler.__name__, "sick"]
+
+
+def long() -> Exception:
+    return ValueError("x" * 10_000_000)
+
+
+def from_a_long_one() -> Exception:
+    error = RuntimeError("short")
+    error.__cause__ = long()
+    return error
+
+
+LONG: dict[str, Callable[[], Exception]] = {
+    "alone": long,
+    "behind another": from_a_long_one,
+    "in a group": lambda: ExceptionGroup("several", [ValueError(1), from_a_long_one()]),
+}
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+@pytest.mark.parametrize("name", LONG)
+async def test_of_an_error_that_says_very_much_the_log_has_as_much_as_the_job(
+    url: str, caplog: pytest.LogCaptureFixture, kind: str, name: str
+) -> None:
+    def plain(job: Job[Any]) -> None:
+        raise LONG[name]()
+
+    async def process(job: Job[Any]) -> None:
+        plain(job)
+
+    handler: Callable[[Job[Any]], Any] = process if kind == "async" else plain
+    async with Queue("clinic", connection=url) as queue, Worker("clinic", handler, connection=url):
+        job = await queue.add("x", attempts=2)
+        with pytest.raises(JobFailed):
+            await job.result(timeout=10)
+    first, last = caplog.records
+    assert first.getMessage().startswith("job 1 (x) of queue clinic failed in run 1; it runs again at once\n")
+    assert last.getMessage().startswith("job 1 (x) of queue clinic failed for good after 2 runs\n")
+    for record in caplog.records:
+        told = logging.Formatter().format(record)
+        assert "xxxxxxxxxx" in told
+        assert len(told) < 65 * 1024
 
 
 async def test_a_job_that_has_stalled_too_often_is_logged_when_it_fails(

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from echomq import errors
-from echomq._from_process import attribute, from_process
+from echomq._from_process import FromProcess, attribute, comes_from, from_process
 from echomq._log import said_by
 from echomq._store.codec import (
     RunOptions,
@@ -176,10 +176,6 @@ class Ends:
             return None
         return self._completed(held, b"null", outcome.keep, printable(f"result: {reason}"))
 
-    def unreadable(self, held: Held, options: RunOptions) -> Outcome:
-        """The handler raised what cannot even be looked at without harm. It has no further attempt."""
-        return self.failed(held, options, UNREADABLE, "unrecoverable", b"[]")
-
     def stopped(self, held: Held) -> Outcome:
         """The run was told to stop, by us: its job goes back."""
         return GivenBack(held.job.id, held.token, held.called)
@@ -241,6 +237,13 @@ def reason_of(error: BaseException) -> str:
     return printable(f"{name}: {message}") if message else name
 
 
+def unreadable() -> BaseException:
+    """In place of an error that does harm when it is looked at: one of which nothing is known, as it comes from a process."""
+    error = Exception()
+    comes_from(error, FromProcess(UNREADABLE, UNREADABLE), {})
+    return error
+
+
 def trace_of(error: BaseException) -> str:
     """The traceback as text, bounded, from the user's first line on: how we called it says nothing."""
     if (elsewhere := from_process(error)) is not None:
@@ -257,6 +260,23 @@ def users_part(error: BaseException) -> TracebackType | None:
     while start is not None and start.tb_next is not None and start.tb_frame.f_code.co_filename.startswith(_OURS):
         start = start.tb_next
     return start
+
+
+def says_very_much(error: BaseException) -> bool:
+    """Whether it, or one that is printed with it, says more than is kept of it."""
+    seen: set[int] = set()
+    left = [error]
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if len(said_by(one)) > MAX_TEXT:
+            return True
+        left += [other for other in (one.__cause__, one.__context__) if other is not None]
+        if isinstance(one, BaseExceptionGroup):
+            left += one.exceptions
+    return False
 
 
 def goes_without_trace(error: BaseException) -> bool:

@@ -15,7 +15,15 @@ from echomq._store.finish import Failed, Outcome, Retry
 from echomq._worker.beside import loop_runs
 from echomq._worker.forked import leave_fork
 from echomq._worker.held import Held, Hold
-from echomq._worker.outcome import Ends, goes_without_trace, reason_of, users_part
+from echomq._worker.outcome import (
+    Ends,
+    goes_without_trace,
+    reason_of,
+    says_very_much,
+    trace_of,
+    unreadable,
+    users_part,
+)
 from echomq.models import FailureKind
 
 Call = Callable[[Held], Awaitable[Any]]
@@ -145,8 +153,8 @@ class Runner:
         try:
             outcome = self._ends.raised(held, options, error)
         except BaseException:  # an error that does harm when it is looked at is still only this job's
-            self._log(logging.ERROR, held, None, "failed for good: the error that it raised cannot be read")
-            return self._ends.unreadable(held, options)
+            error = unreadable()
+            outcome = self._ends.raised(held, options, error)
         self._report(held, error, outcome)
         return outcome
 
@@ -172,6 +180,8 @@ class Runner:
                 text, values, error = f"{text}\n%s", (*values, elsewhere.trace.rstrip()), None
             elif error is not None and goes_without_trace(error):
                 text, values, error = f"{text}: %s", (*values, reason_of(error)), None
+            elif error is not None and says_very_much(error):
+                text, values, error = f"{text}\n%s", (*values, trace_of(error)), None
             shown = None if error is None else (type(error), error, users_part(error))
             logger.log(level, text, *values, exc_info=shown, extra=extra)
         except BaseException:  # an exception that cannot even be printed; the job's outcome does not depend on it
