@@ -239,7 +239,20 @@ def _name(function: Any) -> str:
     return str(getattr(function, "__qualname__", function))
 
 
+def _takes_the_app(function: Callable[..., Any]) -> bool:
+    """Whether it can be called with one argument, as far as that can be known."""
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # written in C, and tells nothing
+        return True
+    return True
+
+
 def _checked(function: Any) -> _Entered:
+    if callable(function) and not _takes_the_app(function):
+        raise InvalidOption(f"lifespan {shown(function)}: it is called with the app, and must take that one argument")
     if inspect.isasyncgenfunction(function):
         return asynccontextmanager(function)
     if not callable(function) or inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):

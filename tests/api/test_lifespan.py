@@ -284,9 +284,15 @@ async def test_what_is_no_lifespan_is_refused(app: EchoMQ) -> None:
 
     async def returns(_: EchoMQ) -> None: ...
 
+    async def takes_nothing() -> AsyncIterator[None]:
+        yield
+
     for wrong in (returns, 7):
         with pytest.raises(InvalidOption, match="must be an async generator function of the app"):
             app.lifespan(wrong)  # type: ignore[type-var]
+    for short in (lambda: 1, takes_nothing):
+        with pytest.raises(InvalidOption, match="it is called with the app, and must take that one argument"):
+            app.lifespan(short)  # type: ignore[type-var]
     app.lifespan(gives_nothing)
     with pytest.raises(LifespanFailed, match="gave None: must be an async context manager"):
         async with app.running():
