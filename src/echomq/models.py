@@ -223,6 +223,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
         slots: how many jobs it runs at once.
         paused: whether ``Worker.pause`` was called.
         loop_lag: seconds; the longest time in about the last minute that its event loop took to answer.
+        going_on: how many of its slots are held by handlers whose jobs were cancelled or have timed out, and that go on.
         jobs: those in its hands, the longest-running first. Workers that share a name share this list. Those of an unnamed
             worker are not known.
     """
@@ -241,6 +242,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     slots: int | None = None
     paused: bool | None = None
     loop_lag: float | None = None
+    going_on: int | None = None
     jobs: tuple[CurrentJob, ...] = ()
 
 

@@ -16,6 +16,7 @@ import pytest
 
 import echomq
 from echomq import Connection, Job, Queue, Worker, WorkerInfo
+from tests.support.command import echomq as command
 from tests.support.server import Server
 from tests.support.wait import wait_until
 
@@ -56,6 +57,31 @@ async def known(queue: Queue, count: int = 1) -> list[WorkerInfo]:
 
 async def test_a_queue_without_workers_says_so(queue: Queue) -> None:
     assert await queue.workers() == []
+
+
+async def test_a_slot_that_a_cancelled_thread_holds_is_shown(queue: Queue, url: str) -> None:
+    go_on, begun = threading.Event(), threading.Event()
+
+    def handler(job: Job[Any]) -> None:
+        begun.set()
+        go_on.wait(30)
+
+    try:
+        async with Worker(queue, handler, concurrency=2):
+            job = await queue.add("enroll")
+            await wait_until(begun.is_set)
+            assert [one.going_on for one in await known(queue)] == [0]
+            await job.cancel("no seat")
+
+            async def said(number: int) -> bool:
+                return [(one.going_on, one.jobs) for one in await queue.workers()] == [(number, ())]
+
+            await wait_until(lambda: said(1), 20)
+            assert "0/2 (1 goes on)" in (await command("workers", "enrollments", url=url)).out
+            go_on.set()
+            await wait_until(lambda: said(0))
+    finally:
+        go_on.set()
 
 
 async def test_a_worker_says_where_it_runs_and_what(queue: Queue) -> None:

@@ -147,7 +147,7 @@ async def test_we_see_nodes_workers_and_their_jobs(make_pair: Callable[..., Pair
             assert one.queue == name
             assert one.is_connected
             assert one.address
-            assert (one.host, one.pid, one.slots, one.paused, one.loop_lag) == (None, None, None, None, None)
+            assert (one.host, one.pid, one.slots, one.paused, one.loop_lag, one.going_on) == (None,) * 6
             assert abs(one.last_seen - datetime.now(UTC)) < timedelta(minutes=1)
         await pair.theirs.stop(unnamed)
         job_id = await pair.theirs.add("hang", {})

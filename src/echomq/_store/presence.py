@@ -57,6 +57,7 @@ class Record(msgspec.Struct, frozen=True):
     paused: bool
     up: int
     lag: int
+    going_on: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,7 @@ def _ours(
         slots=record.slots,
         paused=record.paused,
         loop_lag=record.lag / 1000,
+        going_on=record.going_on,
         jobs=jobs,
     )
 

@@ -61,6 +61,9 @@ _FOR_LEAVING = 0.5
 _MOST_NAMED: Final = 20
 """Jobs that one line of the log names."""
 
+_TO_SAY = 0.5
+"""Seconds after which it is said how many handlers go on whose runs have ended: many may end at once."""
+
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
 
@@ -142,7 +145,12 @@ class Crew:
         self._runner = runner = Runner(keys.queue, called, self._ends, self._advance, self._is_cancelled)
         self._keeper = Keeper(heartbeat, keys, self._table, plan.lock_duration, self._lost)
         self._presence = Presence(
-            plan.name, plan.concurrency, plan.stalled_interval, lambda: self.pump.is_shut, lambda: self._keeper.loop_lag
+            plan.name,
+            plan.concurrency,
+            plan.stalled_interval,
+            lambda: self.pump.is_shut,
+            lambda: self._keeper.loop_lag,
+            lambda: self.pump.going_on,
         )
         crash_backoff = plan.crash_backoff if plan.on_crash_limit == "backoff" else None
         self._forwarder = Forwarder(keys, commands, elsewhere)
@@ -178,6 +186,7 @@ class Crew:
             cancelled=self._cancelled,
             taken=self._taken,
             stored=self._stored,
+            going_on_changed=self._say_soon,
             hears=hears,
             failed_to_complete=lambda held, why: self._ends.failed(
                 held, held.job.opts, f"cannot complete: {why}", "unrecoverable"
@@ -188,6 +197,7 @@ class Crew:
         self._seldom = Seldom()
         self._hurry = asyncio.Event()
         self._cleaning_up = _AFTER_CANCEL
+        self._saying: asyncio.TimerHandle | None = None
         self._given_back: list[str] | None = None  # ids, since we stop
         self._task: asyncio.Task[Any] | None = None
 
@@ -215,6 +225,14 @@ class Crew:
     def open(self) -> None:
         """Fetches again."""
         self.pump.open()
+        self._sweeper.changed()
+
+    def _say_soon(self) -> None:
+        if self._saying is None:
+            self._saying = asyncio.get_running_loop().call_later(_TO_SAY, self._say)
+
+    def _say(self) -> None:
+        self._saying = None
         self._sweeper.changed()
 
     def hurry(self, cleaning_up: float | None = None) -> None:
@@ -259,6 +277,8 @@ class Crew:
                 task.cancel()
             await asyncio.gather(*roles, return_exceptions=True)
             self.pump.leave_pool()
+            if self._saying is not None:
+                self._saying.cancel()
             await self._cancels.stop()
             await self._leave()
             self._blocking.drop("the worker has stopped")

@@ -33,11 +33,17 @@ class Presence:
 
     Args:
         interval: seconds between its sweeps; what it says holds for three of them.
-        is_paused, loop_lag: asked each time; the latter in seconds.
+        is_paused, loop_lag, going_on: asked each time; the second in seconds.
     """
 
     def __init__(
-        self, name: str, slots: int, interval: float, is_paused: Callable[[], bool], loop_lag: Callable[[], float]
+        self,
+        name: str,
+        slots: int,
+        interval: float,
+        is_paused: Callable[[], bool],
+        loop_lag: Callable[[], float],
+        going_on: Callable[[], int],
     ) -> None:
         self.id = secrets.token_urlsafe(9)
         self._name = name
@@ -45,6 +51,7 @@ class Presence:
         self._lives = max(3 * min(interval, LONGEST_SILENCE), _LEAST_LIFE)
         self._is_paused = is_paused
         self._loop_lag = loop_lag
+        self._going_on = going_on
         self._began = time.monotonic()
 
     def now(self) -> Present:
@@ -59,5 +66,6 @@ class Presence:
             paused=self._is_paused(),
             up=to_ms(time.monotonic() - self._began),
             lag=to_ms(self._loop_lag()),
+            going_on=self._going_on(),
         )
         return Present(self.id, record, self._lives)

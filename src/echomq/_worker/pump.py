@@ -119,6 +119,7 @@ class Pump:
         taken: called with the jobs of each fetch.
         stored: called with the outcomes that a call has stored, and the server's time.
         hears: called with each of them, for the hooks of an app; None if there are none.
+        going_on_changed: called when there are more or fewer handlers whose runs have ended.
         ready: set when the server has answered the first fetch.
         process: what the ids of its lanes begin with, or "".
         pool: slots that it shares with others; None: it has its own.
@@ -146,6 +147,7 @@ class Pump:
         taken: Callable[[list[Held]], None],
         stored: Callable[[list[Outcome], int | None], None],
         hears: Callable[[Held, Outcome], None] | None,
+        going_on_changed: Callable[[], None],
         ready: asyncio.Event,
         process: str = "",
         pool: Pool | None = None,
@@ -164,7 +166,7 @@ class Pump:
         self._have_been_taken, self._have_been_stored, self._hears = taken, stored, hears
         self._ready = ready
         self._confirm, self._fresh_for = confirm, fresh_for
-        self._has_answered = answered
+        self._has_answered, self._going_on_changed = answered, going_on_changed
         self._patience = Patience(math.inf, settle)
         self._cap = 1 if slots == 1 else min(CAP, max(1, slots // 2))
         self._lanes = 1 if slots == 1 else 2
@@ -320,6 +322,11 @@ class Pump:
     def handlers(self) -> int:
         """How many handlers have not ended, in runs or in threads."""
         return self._running + len(self._going_on)
+
+    @property
+    def going_on(self) -> int:
+        """How many slots are held by handlers whose runs have ended."""
+        return len(self._going_on)
 
     def unsettled(self) -> list[Held]:
         """Jobs whose outcome has not been stored."""
@@ -722,6 +729,7 @@ class Pump:
     def _thread_goes_on(self, held: Held, thread: asyncio.Future[Any]) -> None:
         """The run has ended, and its outcome counts; but a worker never has more handlers than slots."""
         self._going_on.add(held)
+        self._going_on_changed()
         thread.add_done_callback(lambda _: self._thread_has_ended(held))
         if not self._closing:
             logger.warning(
@@ -739,6 +747,7 @@ class Pump:
 
     def _thread_has_ended(self, held: Held) -> None:
         self._going_on.discard(held)
+        self._going_on_changed()
         self._slot_is_free()
         self._look_again()
         self._tell_idle()

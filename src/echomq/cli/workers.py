@@ -53,9 +53,13 @@ def _row(worker: WorkerInfo) -> list[str]:
         _text.one_line(worker.host or worker.address or "", 40),
         str(worker.pid or ""),
         _text.one_line(f"echomq {worker.version}" if worker.version else worker.library or "", 30),
-        f"{len(worker.jobs)}/{slots}",
+        f"{len(worker.jobs)}/{slots}{_going_on(worker.going_on)}",
         "" if worker.loop_lag is None else _text.duration(worker.loop_lag),
         "" if worker.started_at is None else _text.age(worker.started_at).removesuffix(" ago"),
         seen,
         _text.one_line(", ".join(job.id for job in worker.jobs), 60),
     ]
+
+
+def _going_on(handlers: int | None) -> str:
+    return "" if not handlers else " (1 goes on)" if handlers == 1 else f" ({handlers} go on)"
