@@ -251,6 +251,17 @@ async def test_a_queue_is_not_obliterated_while_its_jobs_run(url: str) -> None:
         may_end.set()
 
 
+async def test_a_queue_is_not_obliterated_while_outcomes_are_on_their_way(server: Server) -> None:
+    async with Queue("orders", connection=server.url) as queue:
+        await queue.add("x")
+        server.cli("XADD", "emqx:{orders}:outbox", "*", "id", "o", "to", "emq:{results}:", "at", "", "data", "{}")
+        done = await echomq("queue", "obliterate", "orders", "--yes", url=server.url)
+        assert (done.code, done.out) == (1, "")
+        assert "outcomes of its jobs (1) are on their way" in done.err
+        assert "say --force, which drops them" in done.err
+        assert (await echomq("queue", "obliterate", "orders", "--yes", "--force", url=server.url)).code == 0
+
+
 async def test_pausing_a_queue_before_its_first_job_is_told(url: str) -> None:
     done = await echomq("queue", "pause", "orders", url=url)
     assert (done.code, done.out) == (0, "orders: paused\n")

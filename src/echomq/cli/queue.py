@@ -261,9 +261,9 @@ async def obliterate(
             if force or not (waiting := await here.outbox_size()):
                 raise
             raise Refusal(
-                f"{queue} is not removed: {waiting:,} outcomes of its jobs are on their way to a results queue, where a running "
-                "worker of it brings them. It is paused now: call again when they are there, or say --force, which drops them; "
-                f"or undo the pause: echomq queue resume {queue}"
+                f"{queue} is not removed: outcomes of its jobs ({waiting:,}) are on their way to a results queue, where a "
+                "running worker of it brings them. It is paused now: call again when they are there, or say --force, "
+                f"which drops them; or undo the pause: echomq queue resume {queue}"
             ) from None
     shell.answer({"queue": queue, "removed": removed}, f"{queue}: obliterated, with {_text.jobs(removed)}")
 
