@@ -228,6 +228,22 @@ async def test_a_server_that_does_not_answer_is_not_blamed_on_the_loop(caplog: p
     assert max(silent) < 1.0
 
 
+async def test_a_frozen_process_is_not_blamed_on_the_loop(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Kept(lock_duration=0.2)
+    kept.keeper._look_at_loop()  # it cannot answer: this test does not let it
+
+    def freeze(timeout: float) -> bool:
+        time.sleep(0.5)
+        return False
+
+    monkeypatch.setattr(kept.keeper._stop, "wait", freeze)
+    assert not kept.keeper._wait(0.05)
+    [said] = caplog.records
+    assert said.getMessage().startswith("this process has not run for ")
+
+
 async def test_the_lag_of_the_loop_is_measured_while_it_lasts_and_remembered(kept: Kept) -> None:
     kept = Kept(lock_duration=0.2)
     kept.keeper.start()
