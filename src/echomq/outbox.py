@@ -892,13 +892,14 @@ class _Store:
         return put_off
 
     def told(self, turn: _Turn) -> None:
+        """A turn has ended."""
         now = time.monotonic()
         if turn.put_off and now - self._said >= _LOG_EVERY:
             self._said = now
             logger.warning(
-                "outbox %s: %s put off until the store of large payloads takes their data: %s",
+                "outbox %s: rows are put off until the store of large payloads takes their data (%d now): %s",
                 self._relay.outbox.table,
-                "1 row is" if len(turn.put_off) == 1 else f"{len(turn.put_off)} rows are",
+                len(turn.put_off),
                 turn.put_off[0].reason,
             )
 

@@ -601,7 +601,7 @@ async def test_row_that_the_store_does_not_take_holds_nobody_up(
         committed(sqlite_book, outbox, LARGE, SMALL, queue="others")
         relay = Relay(outbox, app, attempts=1, interval=0.01)
         assert await relay.run_until_empty() == 2
-        assert caplog.text.count("2 rows are put off until the store of large payloads takes their data") == 1
+        assert caplog.text.count("rows are put off until the store of large payloads takes their data (2 now)") == 1
         running = asyncio.create_task(relay.run())
         await wait_until(lambda: store.asked >= 4)  # and no attempt is used
         assert await outbox.status() == OutboxStatus(2, 0, ANY)
