@@ -854,7 +854,8 @@ async def test_threads_are_those_of_the_store_and_end_when_there_is_nothing_to_d
             for _ in range(10):
                 async with Queue("q", connection=connection, codec=codec) as queue:
                     await queue.add("echo", {"text": os.urandom(500).hex()})
-                    assert threads() <= 1
+                    # The one that gave the last answer may not have come to wait again yet.
+                    assert threads() <= 3
             await wait_until(lambda: threads() == 0, timeout=20)
 
 
