@@ -34,7 +34,7 @@ demo: $(RUN) ## Enrol learners while workers are killed, and audit the outcome
 
 .PHONY: test
 test: $(DEV) $(PEERS) $(PYTHON_PEER) $(PYRIGHT) | test-commands ## Run the tests against real servers and Node peers
-	$(BIN)/python -m pytest --numprocesses=4 --dist=loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=3 --dist=loadfile $(ARGS)
 
 .PHONY: torture
 torture: $(DEV) $(PEERS) $(PYTHON_PEER) | test-commands ## Run the long fault tests, which `test` leaves out

@@ -201,7 +201,7 @@ class Targets:
                 for peer in (NODE, FLOOR)
             )
             self.plain(
-                f"longest script, ms (floor {floor:.1f})",
+                f"longest script, ms (floor {floor:.1f})" if floor else "longest script, ms",
                 f"{node:.1f}",
                 f"{longest['max_ms']:.1f} ({longest['what']})",
                 "at most 5",
