@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Self, TypeVar, Unpack
 
 import msgspec
 
@@ -35,7 +35,6 @@ from echomq.options import (
     Limiter,
     MissedRuns,
     OnProgress,
-    Unset,
 )
 from echomq.queue import DeadLetterQueue, Page, Queue, check_states
 from echomq.queue_admin import Cleanable, Ended, QueueAdmin
@@ -43,7 +42,7 @@ from echomq.scheduler import JobScheduler
 
 if TYPE_CHECKING:
     from echomq.app import EchoMQ
-    from echomq.task import Task
+    from echomq.task import NextJobs, Task
 
 __all__ = [
     "SyncDeadLetterQueue",
@@ -127,35 +126,13 @@ class SyncTask(Generic[P, R]):
         """
         return SyncJob(self._task.app.connection.portal.call(self._task.enqueue, *args, **kwargs))
 
-    def options(
-        self,
-        *,
-        job_id: str | Unset | None = UNSET,
-        delay: Duration | Unset | None = UNSET,
-        at: datetime | Unset | None = UNSET,
-        priority: int | Unset | None = UNSET,
-        lifo: bool | Unset | None = UNSET,
-        attempts: int | Unset | None = UNSET,
-        backoff: Backoff | Duration | Unset | None = UNSET,
-        remove_on_complete: Keep | Unset | None = UNSET,
-        remove_on_fail: Keep | Unset | None = UNSET,
-        stack_trace_limit: int | Unset | None = UNSET,
-        deduplication: Deduplication | str | Unset | None = UNSET,
-        unique_by: Sequence[str] | Unset | None = UNSET,
-        expire_in: Duration | Unset | None = UNSET,
-        keep_logs: int | Unset | None = UNSET,
-        omit_context: bool | Unset | None = UNSET,
-        max_bytes: int | Unset | None = UNSET,
-        queue: str | Unset = UNSET,
-        **unknown: Never,
-    ) -> SyncTask[P, R]:
+    def options(self, **options: Unpack[NextJobs]) -> SyncTask[P, R]:
         """The same task with other options for its next jobs. As ``Task.options``.
 
         Example:
             >>> enroll.sync.options(delay=60).enqueue(7, course="redis")
         """
-        given = {name: value for name, value in locals().items() if name not in ("self", "unknown")}
-        return SyncTask(self._task.options(**given, **unknown))
+        return SyncTask(self._task.options(**options))
 
     def map(self, *iterables: Iterable[Any], **constants: Any) -> list[SyncJob[R]]:
         """Adds a job for each row of arguments, as the built-in ``map`` takes them. As ``Task.map``."""

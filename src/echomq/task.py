@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Set
 from datetime import datetime
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final, Generic, Never, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Self, TypedDict, TypeVar, Unpack, cast
 
 import msgspec
 
@@ -30,7 +30,6 @@ from echomq.options import (
     JobSpec,
     Keep,
     Limiter,
-    Unset,
     check_extra,
     check_truth,
     shown,
@@ -49,7 +48,28 @@ R = TypeVar("R")
 _NOTHING = type(None)
 _INJECTED: Final = "injected"
 _LOG_EVERY = 60.0
-_OPTIONS = dict.fromkeys(name for name in JobSpec.__struct_fields__ if name not in ("name", "data"))
+
+
+class NextJobs(TypedDict, total=False):
+    """What ``Task.options`` takes: a queue, and the options of a ``JobSpec``, which explains each. None undoes the task's own."""
+
+    job_id: str | None
+    delay: Duration | None
+    at: datetime | None
+    priority: int | None
+    lifo: bool | None
+    attempts: int | None
+    backoff: Backoff | Duration | None
+    remove_on_complete: Keep | None
+    remove_on_fail: Keep | None
+    stack_trace_limit: int | None
+    deduplication: Deduplication | str | None
+    unique_by: Sequence[str] | None
+    expire_in: Duration | None
+    keep_logs: int | None
+    omit_context: bool | None
+    max_bytes: int | None
+    queue: str
 
 
 class Injected:
@@ -251,28 +271,7 @@ class Task(Generic[P, R]):
             job._returns = self._decoded
         return job
 
-    def options(
-        self,
-        *,
-        job_id: str | Unset | None = UNSET,
-        delay: Duration | Unset | None = UNSET,
-        at: datetime | Unset | None = UNSET,
-        priority: int | Unset | None = UNSET,
-        lifo: bool | Unset | None = UNSET,
-        attempts: int | Unset | None = UNSET,
-        backoff: Backoff | Duration | Unset | None = UNSET,
-        remove_on_complete: Keep | Unset | None = UNSET,
-        remove_on_fail: Keep | Unset | None = UNSET,
-        stack_trace_limit: int | Unset | None = UNSET,
-        deduplication: Deduplication | str | Unset | None = UNSET,
-        unique_by: Sequence[str] | Unset | None = UNSET,
-        expire_in: Duration | Unset | None = UNSET,
-        keep_logs: int | Unset | None = UNSET,
-        omit_context: bool | Unset | None = UNSET,
-        max_bytes: int | Unset | None = UNSET,
-        queue: str | Unset = UNSET,
-        **unknown: Never,
-    ) -> Self:
+    def options(self, **options: Unpack[NextJobs]) -> Self:
         """The same task with other options for its next jobs. See ``JobSpec``.
 
         What is left out stays, and ``None`` undoes what the task has. ``at`` takes the place of the task's ``delay``, a
@@ -283,13 +282,14 @@ class Task(Generic[P, R]):
             >>> await enroll.options(delay=60, priority=2).enqueue(8, course="redis")
             >>> once = enroll.options(delay=None, unique_by=None)
         """
-        check_known(unknown, [*_OPTIONS, "queue"], ".options", OPTIONS_OF_JOBS)
-        given = {name: value for name, value in locals().items() if name in _OPTIONS and value is not UNSET}
+        check_known(options, NextJobs.__annotations__, ".options", OPTIONS_OF_JOBS)
+        given: dict[str, Any] = {**options}
+        queue = given.pop("queue", UNSET)
         other = copy.copy(self)  # with all that was looked up already
         other._options = _changed(self._options, given)
         JobSpec(self.own_name, **other._options)  # wrong options are refused where they are written
         other._check_unique_by()
-        if not isinstance(queue, Unset):
+        if queue is not UNSET:
             if self._place.app is not None:
                 self._place.app.queue(queue)  # wrong names are refused where they are written
             other.queue = queue
@@ -472,7 +472,9 @@ class Task(Generic[P, R]):
 
     def _hint(self, kwargs: Mapping[str, Any]) -> str:
         """For who gives options of the job among the arguments of the function."""
-        options = [name for name in kwargs if name in _OPTIONS and name not in self._signature.parameters]
+        options = [
+            name for name in kwargs if name in NextJobs.__annotations__ and name not in self._signature.parameters
+        ]
         if not options:
             return ""
         written = ", ".join(f"{name}={shown(kwargs[name])}" for name in options)

@@ -35,6 +35,7 @@ from echomq import (
 )
 from echomq.payloads import Codec
 from echomq.sync import SyncJob
+from echomq.task import NextJobs
 from echomq.tasks import TaskOptions
 
 
@@ -291,7 +292,7 @@ async def test_every_option_of_jobs_may_be_said_of_a_task_a_group_or_the_next_jo
         task = group.task(enroll)
         app.include(group)
     else:
-        task = app.task(enroll).options(**options)  # type: ignore[arg-type]
+        task = app.task(enroll).options(**options)  # type: ignore[misc]
     spec = task.spec(7)
     assert {name: getattr(spec, name) for name in options} == options
     job = await task.enqueue(7)
@@ -423,6 +424,10 @@ def test_modules_of_tasks_may_need_each_other(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=tmp_path, check=True)
 
 
+def test_a_task_takes_all_options_that_a_spec_has() -> None:
+    assert set(NextJobs.__annotations__) == {*JobSpec.__struct_fields__} - {"name", "data", "timestamp"} | {"queue"}
+
+
 async def test_names_of_other_libraries_are_answered_with_ours(app: EchoMQ) -> None:
     @app.task
     async def enroll(learner: int) -> None: ...
@@ -462,9 +467,9 @@ async def test_names_of_other_libraries_are_answered_with_ours(app: EchoMQ) -> N
         app.task(tries=3)  # type: ignore[call-overload]
     for options in (enroll.options, enroll.sync.options):
         with pytest.raises(TypeError, match=r"\.options\(…\) has no option 'countdown': write delay=…"):
-            options(countdown=3)  # type: ignore[arg-type]
+            options(countdown=3)  # type: ignore[call-arg]
         with pytest.raises(TypeError, match=r"\.options\(…\) has no option 'tries'; it has: job_id, .*, queue$"):
-            options(tries=3)  # type: ignore[arg-type]
+            options(tries=3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"EchoMQ\(…\) has no option 'broker': give the URL of the server first"):
         EchoMQ("till", broker="redis://localhost", backend="redis://localhost")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"EchoMQ\(…\) has no option 'url'; it has: connection, prefix, .*middleware$"):
